@@ -1,0 +1,53 @@
+"""mongosaver: a LangGraph checkpointer that keeps state in MongoDB and stores what was added.
+
+    from mongosaver import MongoSaver
+    graph = builder.compile(checkpointer=MongoSaver(client["app"]["checkpoints"]))
+
+`MongoSaver` takes a PyMongo collection, `AsyncMongoSaver` one of PyMongo's async API or of Motor.
+`mongosaver.errors` has what they raise, `mongosaver.testing` a throwaway server for tests.
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+
+from mongosaver.aio import AsyncMongoSaver
+from mongosaver.errors import (
+    CollationRefused,
+    CollectionTypeError,
+    ConfigurationError,
+    EventLoopError,
+    ForeignDocument,
+    FormatTooNew,
+    IdentifierTypeError,
+    IdentifierValueError,
+    IncompleteCheckpoint,
+    MongoSaverError,
+    PayloadTooLarge,
+    SetupRefused,
+    StateError,
+    UsageError,
+)
+from mongosaver.saver import MongoSaver
+
+__version__ = version("mongosaver")
+
+__all__ = [
+    "AsyncMongoSaver",
+    "CollationRefused",
+    "CollectionTypeError",
+    "ConfigurationError",
+    "EventLoopError",
+    "ForeignDocument",
+    "FormatTooNew",
+    "IdentifierTypeError",
+    "IdentifierValueError",
+    "IncompleteCheckpoint",
+    "MongoSaver",
+    "MongoSaverError",
+    "PayloadTooLarge",
+    "SetupRefused",
+    "StateError",
+    "UsageError",
+    "__version__",
+]

@@ -1,0 +1,331 @@
+"""AsyncMongoSaver: the checkpointer on PyMongo's async API, or on Motor.
+
+Each method is one plan run by one driver, awaited. The blocking methods hand the same plans to the
+event loop that the saver is used on, for code that runs in another thread of the same program.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+from weakref import WeakKeyDictionary
+
+from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.base import (
+    ChannelVersions,
+    Checkpoint,
+    CheckpointMetadata,
+    CheckpointTuple,
+)
+from langgraph.checkpoint.serde.base import SerializerProtocol
+from pymongo import AsyncMongoClient
+from pymongo.asynchronous.collection import AsyncCollection
+
+from mongosaver._base import COLLECTION_NAME, DB_NAME, BaseSaver, open_options, wrong_collection
+from mongosaver.drivers import AsyncDriver
+from mongosaver.errors import EventLoopError
+from mongosaver.ops import Plan
+from mongosaver.plans import delete, read, setup, write
+
+if TYPE_CHECKING:
+    from motor.motor_asyncio import AsyncIOMotorCollection
+
+T = TypeVar("T")
+
+
+def _is_motor(collection: object) -> bool:
+    # Motor is an extra: where it was never imported, nothing can be an object of it.
+    motor = sys.modules.get("motor.motor_asyncio")
+    return motor is not None and isinstance(collection, motor.AsyncIOMotorCollection)
+
+
+class _Loops:
+    """Which event loop a saver is used on, and one lock for its first setup there."""
+
+    def __init__(self) -> None:
+        self.used: asyncio.AbstractEventLoop | None = None
+        self._locks: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = (
+            WeakKeyDictionary()
+        )
+
+    def enter(self) -> asyncio.Lock:
+        self.used = asyncio.get_running_loop()
+        return self._locks.setdefault(self.used, asyncio.Lock())
+
+
+class AsyncMongoSaver(BaseSaver):
+    """Stores LangGraph checkpoints in MongoDB, through PyMongo's async API or Motor.
+
+    Three collections are used: the one given, and its siblings `<name>.writes` and
+    `<name>.blobs`. Threads may be used by any number of savers and processes at once.
+
+    The methods without an `a` work from other threads than the event loop's own; called on the
+    loop they raise at once, because they would wait for the loop that they block.
+
+    Args:
+        collection: A collection of PyMongo's `AsyncMongoClient`, or an `AsyncIOMotorCollection`
+            (Motor's maintainers recommend the former). Its client stays the caller's: it is
+            never closed here.
+        serde: Serializer of state, writes and metadata; LangGraph's own by default.
+        auto_setup: Whether the first write makes the indexes (see `setup`). Turn it off where the
+            user of the database may not make any, and let somebody else call `setup`.
+
+    Raises:
+        CollectionTypeError: It is neither kind of collection.
+        ConfigurationError: Its write concern is `w=0`.
+
+    Example:
+        ```python
+        from pymongo import AsyncMongoClient
+        from mongosaver import AsyncMongoSaver
+
+        client = AsyncMongoClient("mongodb://localhost:27017")
+        graph = builder.compile(checkpointer=AsyncMongoSaver(client["app"]["checkpoints"]))
+        ```
+    """
+
+    def __init__(
+        self,
+        collection: AsyncCollection[Any] | AsyncIOMotorCollection[Any],
+        *,
+        serde: SerializerProtocol | None = None,
+        auto_setup: bool = True,
+    ) -> None:
+        if not isinstance(collection, AsyncCollection) and not _is_motor(collection):
+            raise wrong_collection(
+                collection,
+                "AsyncMongoSaver",
+                "pymongo.asynchronous.collection.AsyncCollection (or Motor's"
+                " AsyncIOMotorCollection)",
+            )
+        super().__init__(serde=serde, auto_setup=auto_setup)
+        self._driver = AsyncDriver(collection)
+        self._loops = _Loops()
+
+    @classmethod
+    @asynccontextmanager
+    async def from_conn_string(
+        cls,
+        conn_string: str,
+        *,
+        db_name: str | None = None,
+        collection_name: str = COLLECTION_NAME,
+        serde: SerializerProtocol | None = None,
+        auto_setup: bool = True,
+    ) -> AsyncIterator[AsyncMongoSaver]:
+        """A saver on a client of its own, which is closed at the end of the `async with` block.
+
+        Args:
+            conn_string: A MongoDB connection string (MongoDB manual, "Connection Strings").
+            db_name: The database; by default the one that the connection string names, else
+                `langgraph`.
+            collection_name: The collection for checkpoints, and the stem of its siblings' names.
+            serde: As in the constructor.
+            auto_setup: As in the constructor.
+        """
+        client: AsyncMongoClient[Any] = AsyncMongoClient(conn_string, **open_options())
+        async with client:
+            database = client.get_default_database(default=DB_NAME).name
+            saver = cls(
+                client[db_name or database][collection_name], serde=serde, auto_setup=auto_setup
+            )
+            saver._loops.enter()
+            yield saver
+
+    # --- awaiting
+
+    async def setup(self) -> None:
+        """Make the indexes that are missing. Safe to repeat, and from many processes at once.
+
+        Needs the privileges to list collections and to create indexes (role `readWrite`). Without
+        a call the first write does it, unless `auto_setup` is off.
+
+        Raises:
+            CollationRefused: A collection has a default collation.
+            ForeignDocument: The collection holds documents that mongosaver did not write.
+            SetupRefused: The server refuses; the message says why and what helps.
+        """
+        await self._run(setup.setup(self._context()))
+
+    asetup = setup
+
+    async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
+        """The checkpoint that `config` names, or the latest of its thread and namespace.
+
+        One round trip, unless the checkpoint's values take more than 8 MB.
+
+        Raises:
+            UsageError: An identifier is none.
+            IncompleteCheckpoint: Something other than mongosaver removed one of its values.
+        """
+        return await self._run(read.get_tuple(self._context(), config))
+
+    async def alist(
+        self,
+        config: RunnableConfig | None,
+        *,
+        filter: dict[str, Any] | None = None,
+        before: RunnableConfig | None = None,
+        limit: int | None = None,
+    ) -> AsyncIterator[CheckpointTuple]:
+        """Checkpoints, newest first within each namespace; read in pages as they are consumed.
+
+        Args:
+            config: Names the thread; a namespace or checkpoint id narrows further. None lists all
+                threads, newest checkpoint first.
+            filter: Metadata that must be equal, by top-level key.
+            before: A config whose `checkpoint_id` all rows must be smaller than.
+            limit: At most so many rows; None is all, 0 none.
+
+        Raises:
+            UsageError: An identifier is none.
+            ValueError: The limit is negative.
+        """
+        query: read.Query | None = read.query(config, filter, before, limit)
+        while query is not None:
+            rows, query = await self._run(read.page(self._context(), query))
+            for row in rows:
+                yield row
+
+    async def aput(
+        self,
+        config: RunnableConfig,
+        checkpoint: Checkpoint,
+        metadata: CheckpointMetadata,
+        new_versions: ChannelVersions,
+    ) -> RunnableConfig:
+        """Store a checkpoint on the parent that `config` names; a second time replaces it.
+
+        What is given is serialized before the first await: the caller may change it afterwards.
+
+        Args:
+            config: Thread, namespace, and the parent's id as `checkpoint_id`.
+            checkpoint: The checkpoint with all values of its channels.
+            metadata: Its metadata; scalars of the config's are added, as LangGraph defines it.
+            new_versions: The channels that changed, with their new versions.
+
+        Returns:
+            The config that names the stored checkpoint.
+
+        Raises:
+            UsageError: An identifier is none, or a part is larger than MongoDB takes.
+        """
+        return await self._write(
+            write.put(self._context(), config, checkpoint, metadata, new_versions)
+        )
+
+    async def aput_writes(
+        self,
+        config: RunnableConfig,
+        writes: Sequence[tuple[str, Any]],
+        task_id: str,
+        task_path: str = "",
+    ) -> None:
+        """Store what a task wrote, pending until the next checkpoint.
+
+        A slot is a task and the position in `writes`. A slot that is taken keeps its value; the
+        special channels' slots (error, interrupt, resume, scheduled) take the new one.
+
+        Args:
+            config: Names the checkpoint that the task ran on.
+            writes: Pairs of channel and value.
+            task_id: The task.
+            task_path: Where the task stands in its super-step; decides the order on reading.
+        """
+        await self._write(write.put_writes(self._context(), config, writes, task_id, task_path))
+
+    async def adelete_thread(self, thread_id: str) -> None:
+        """Remove everything of one thread, in all namespaces. An unknown thread is no error."""
+        await self._run(delete.delete_thread(self._context(), thread_id))
+
+    async def _run(self, plan: Plan[T]) -> T:
+        self._loops.enter()
+        return await self._driver.run(plan)
+
+    async def _write(self, plan: Plan[T]) -> T:
+        if self._auto_setup and not self._shared.ready:
+            async with self._loops.enter():
+                if not self._shared.ready:
+                    await self.setup()
+        return await self._run(plan)
+
+    # --- blocking, from other threads than the loop's own
+
+    def _loop(self) -> asyncio.AbstractEventLoop:
+        """The event loop to hand work to.
+
+        Raises:
+            EventLoopError: There is none, it has ended, or this is its own thread.
+        """
+        loop = self._loops.used or self._driver.own_loop()
+        try:
+            here: asyncio.AbstractEventLoop | None = asyncio.get_running_loop()
+        except RuntimeError:
+            here = None
+        if here is not None and (loop is None or here is loop):
+            raise EventLoopError(
+                "a blocking method of AsyncMongoSaver was called on its own event loop, which it"
+                " would wait for forever. Await the method of the same name with an a before it"
+                " (graph.ainvoke instead of graph.invoke), or use MongoSaver."
+            )
+        if loop is None or not loop.is_running():
+            raise EventLoopError(
+                "a blocking method of AsyncMongoSaver needs the event loop that the saver is used"
+                " on to be running in another thread, and there is none. Use MongoSaver in code"
+                " without an event loop."
+            )
+        return loop
+
+    def _blocking(self, call: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        loop = self._loop()
+        return asyncio.run_coroutine_threadsafe(call(), loop).result()
+
+    def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
+        """`aget_tuple`, from another thread."""
+        return self._blocking(lambda: self.aget_tuple(config))
+
+    def list(
+        self,
+        config: RunnableConfig | None,
+        *,
+        filter: dict[str, Any] | None = None,
+        before: RunnableConfig | None = None,
+        limit: int | None = None,
+    ) -> Iterator[CheckpointTuple]:
+        """`alist`, from another thread."""
+        self._loop()
+        return self._pages(read.query(config, filter, before, limit))
+
+    def _pages(self, query: read.Query | None) -> Iterator[CheckpointTuple]:
+        while query is not None:
+            plan = read.page(self._context(), query)
+            rows, query = self._blocking(partial(self._run, plan))
+            yield from rows
+
+    def put(
+        self,
+        config: RunnableConfig,
+        checkpoint: Checkpoint,
+        metadata: CheckpointMetadata,
+        new_versions: ChannelVersions,
+    ) -> RunnableConfig:
+        """`aput`, from another thread."""
+        return self._blocking(lambda: self.aput(config, checkpoint, metadata, new_versions))
+
+    def put_writes(
+        self,
+        config: RunnableConfig,
+        writes: Sequence[tuple[str, Any]],
+        task_id: str,
+        task_path: str = "",
+    ) -> None:
+        """`aput_writes`, from another thread."""
+        self._blocking(lambda: self.aput_writes(config, writes, task_id, task_path))
+
+    def delete_thread(self, thread_id: str) -> None:
+        """`adelete_thread`, from another thread."""
+        self._blocking(lambda: self.adelete_thread(thread_id))

@@ -1,0 +1,770 @@
+"""Between LangGraph's objects and MongoDB's documents, and nothing else.
+
+A checkpoint document holds the checkpoint's own payload without its channel values, a list
+`inline` of the values that are small or change often, and a list `blobs` of where the others
+are. What neither list names has no value. Each value is a typed payload of its own, byte for byte
+what the serializer made of it, whichever way it is stored: nested in a larger payload it need not
+read back the same (a `bytearray` comes back as `bytes`).
+
+*Facts* say how one checkpoint's values are stored. A put needs its parent's: a channel that did
+not change keeps its entry, one that changed may share bytes with its former value.
+
+This file is pure: it imports nothing of mongosaver but `segments`, `schema`, `identifiers` and
+`errors`, and does no I/O.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from hashlib import blake2b
+from typing import Any, Final, Union, cast
+
+from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.base import (
+    WRITES_IDX_MAP,
+    ChannelVersions,
+    Checkpoint,
+    CheckpointMetadata,
+    CheckpointTuple,
+    PendingWrite,
+    get_serializable_checkpoint_metadata,
+)
+from langgraph.checkpoint.serde import types as serde_types
+from langgraph.checkpoint.serde.base import SerializerProtocol
+from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
+
+from mongosaver import identifiers, segments
+from mongosaver.errors import (
+    ForeignDocument,
+    FormatTooNew,
+    IdentifierValueError,
+    PayloadTooLarge,
+)
+from mongosaver.identifiers import Address
+from mongosaver.schema import (
+    CHECKPOINT_KEY,
+    FORMAT,
+    INLINE_ALWAYS,
+    INLINE_BUDGET,
+    INLINE_REPEATS,
+    MAX_PAYLOAD,
+    WRITE_KEY,
+    Document,
+)
+from mongosaver.segments import Stored
+
+TASKS: Final = "__pregel_tasks"
+_Snapshot: Final = getattr(serde_types, "_DeltaSnapshot", ())
+_PART: Final = 8 * 1024 * 1024
+_ALWAYS_SEARCHABLE: Final = frozenset({"source", "step", "run_id"})
+_SEARCH_VALUE: Final = 512
+_SEARCH_BUDGET: Final = 8 * 1024
+_ANY_KEY: Final = "*"
+
+Version = Union[str, int, float, None]
+
+
+@dataclass(frozen=True, slots=True)
+class Payload:
+    """What the serializer made of one object: its type tag and its bytes."""
+
+    type: str
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Inline:
+    """A value that lies in the checkpoint document, for `repeats` checkpoints unchanged."""
+
+    version: Version
+    payload: Payload
+    repeats: int
+
+    @property
+    def size(self) -> int:
+        return len(self.payload.data)
+
+
+@dataclass(frozen=True, slots=True)
+class Blob:
+    """A value that lies in the blobs collection; `stored` where its segments are known."""
+
+    version: Version
+    key: bytes
+    size: int
+    stored: Stored | None
+
+
+Facts = Mapping[str, Inline | Blob]
+
+
+class Hole(Exception):
+    """Something that a document names was not among what was read."""
+
+    def __init__(self, channel: str, key: bytes) -> None:
+        self.channel, self.key = channel, key
+        super().__init__(channel, key.hex())
+
+
+# --- serializing -------------------------------------------------------------------------------
+
+
+def dump(serde: SerializerProtocol, value: object) -> Payload:
+    type_, data = serde.dumps_typed(value)
+    return Payload(type_, data if type(data) is bytes else bytes(data))
+
+
+def load(serde: SerializerProtocol, payload: Payload) -> Any:
+    return serde.loads_typed((payload.type, payload.data))
+
+
+def _named(error: Exception, what: str) -> None:
+    """Say in the error which part the serializer refused; type and cause stay the caller's."""
+    first, *rest = error.args or ("",)
+    error.args = (f"{first} (in {what})", *rest)
+
+
+def _name(channel: object) -> str:
+    return identifiers.text(channel, "a channel's name", nul=True)
+
+
+def _dump_value(serde: SerializerProtocol, channel: str, value: object) -> Payload:
+    try:
+        return dump(serde, value)
+    except Exception as error:
+        _named(error, f"channel {channel!r}")
+        raise
+
+
+def _dump_metadata(serde: SerializerProtocol, metadata: Mapping[str, Any]) -> Payload:
+    try:
+        return dump(serde, metadata)
+    except Exception as error:
+        for key, value in metadata.items():
+            try:
+                serde.dumps_typed({key: value})
+            except Exception:
+                _named(error, f"metadata key {key!r}")
+                break
+        raise
+
+
+def plain(serde: SerializerProtocol) -> bool:
+    """Whether payloads are LangGraph's own plain ones, so that metadata is no secret in a field."""
+    return getattr(type(serde), "dumps_typed", None) is JsonPlusSerializer.dumps_typed
+
+
+# --- searching metadata ------------------------------------------------------------------------
+
+
+def _is_path(key: object) -> bool:
+    """Whether MongoDB takes the key as the name of one field, and nothing else."""
+    return (
+        isinstance(key, str)
+        and bool(key)
+        and "." not in key
+        and "\0" not in key
+        and not key.startswith("$")
+        and (key.isascii() or key == key.encode(errors="ignore").decode())
+    )
+
+
+def _is_exact(value: object) -> bool:
+    """Whether BSON holds the value exactly, in a few bytes."""
+    if value is None or type(value) in (bool, float):
+        return True
+    if type(value) is int:
+        return -(2**63) <= value < 2**63
+    return type(value) is str and len(value) <= _SEARCH_VALUE
+
+
+def searchable(metadata: Mapping[str, Any], *, everything: bool) -> tuple[Document, list[str]]:
+    """Fields of the metadata for narrowing filters, and names of those that are left out.
+
+    Args:
+        metadata: The metadata as it will be stored.
+        everything: False (payloads are encrypted, say) keeps to source, step and run id; whatever
+            else there is must then be decided from the payload, which the name `*` tells.
+    """
+    search: Document = {}
+    rest: list[str] = []
+    budget = _SEARCH_BUDGET
+    for key, value in metadata.items():
+        if not everything and key not in _ALWAYS_SEARCHABLE:
+            rest = [_ANY_KEY]
+        elif _is_path(key) and _is_exact(value) and budget > 0:
+            search[key] = value
+            budget -= len(key) + (len(value) if isinstance(value, str) else 8)
+        elif rest != [_ANY_KEY]:
+            budget -= len(key)
+            rest = [*rest, key] if budget > 0 else [_ANY_KEY]
+    return search, rest
+
+
+def narrowing(filter: Mapping[str, Any]) -> list[Document]:
+    """Conditions that every checkpoint matches which the filter matches, and some others do."""
+    conditions: list[Document] = []
+    for key, value in filter.items():
+        if not _is_path(key):
+            continue
+        wanted: list[Any]
+        if value is None:
+            wanted = [None]
+        elif isinstance(value, str):
+            wanted = [str.__str__(value)]
+            if wanted[0] != wanted[0].encode(errors="ignore").decode():
+                continue
+        elif isinstance(value, (int, float)) and _is_exact(value) and value == value:
+            # Python holds 1, 1.0 and True for equal; MongoDB knows this of numbers only.
+            wanted = [value] if type(value) is not bool else [int(value)]
+            if value in (0, 1):
+                wanted.append(bool(value))
+        else:
+            continue
+        conditions.append(
+            {
+                "$or": [
+                    {f"search.{key}": {"$in": wanted}},
+                    {"search_rest": {"$in": [key, _ANY_KEY]}},
+                ]
+            }
+        )
+    return conditions
+
+
+def matches(metadata: Mapping[str, Any], filter: Mapping[str, Any]) -> bool:
+    """Whether metadata matches a filter: the same comparison as InMemorySaver's."""
+    return all(value == metadata.get(key) for key, value in filter.items())
+
+
+# --- writing a checkpoint ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A put, serialized on the calling thread, before it is known how its parent is stored."""
+
+    address: Address
+    parent: str | None
+    run_id: str | None
+    versions: ChannelVersions
+    changed: frozenset[str]
+    checkpoint: Payload
+    values: dict[str, Payload]
+    snapshots: frozenset[str]
+    metadata: Payload
+    search: Document
+    search_rest: list[str]
+
+    @property
+    def size(self) -> int:
+        """Bytes of all payloads, to decide whether the event loop should be spared the work."""
+        return (
+            len(self.checkpoint.data)
+            + len(self.metadata.data)
+            + sum(len(payload.data) for payload in self.values.values())
+        )
+
+
+def _keeps(
+    channel: str, entry: Inline | Blob, versions: ChannelVersions, changed: Collection[str]
+) -> bool:
+    """Whether a channel's value is the parent's: by version, because a copy of a checkpoint is
+    put beside it, on its parent, with nothing declared new and values the parent does not have.
+    """
+    return channel not in changed and channel in versions and versions[channel] == entry.version
+
+
+def draft(
+    serde: SerializerProtocol,
+    config: RunnableConfig,
+    checkpoint: Checkpoint,
+    metadata: CheckpointMetadata,
+    new_versions: ChannelVersions,
+    parent_facts: Facts | None,
+) -> Draft:
+    """Check and serialize what a put was given.
+
+    Args:
+        serde: The saver's serializer of this moment.
+        config: Names thread, namespace and parent.
+        checkpoint: The checkpoint to store.
+        metadata: Its metadata.
+        new_versions: Channels that changed.
+        parent_facts: How the parent is stored, where that is known; values that need not be
+            serialized for it are left out. None: everything handed over is serialized.
+    """
+    at = identifiers.address(config)
+    checkpoint_id = identifiers.text(checkpoint["id"], "checkpoint id")
+    if not checkpoint_id:
+        raise IdentifierValueError("the checkpoint's id is empty")
+    versions = dict(checkpoint.get("channel_versions") or {})
+    changed = frozenset(new_versions)
+    kept = {
+        channel
+        for channel, entry in (parent_facts or {}).items()
+        if _keeps(channel, entry, versions, changed)
+    }
+    handed = {
+        _name(channel): value
+        for channel, value in (checkpoint.get("channel_values") or {}).items()
+        if channel not in kept
+    }
+    stored_metadata = get_serializable_checkpoint_metadata(config, metadata)
+    search, rest = searchable(cast("Mapping[str, Any]", stored_metadata), everything=plain(serde))
+    own = {key: value for key, value in checkpoint.items() if key != "channel_values"}
+    return Draft(
+        address=at.at(checkpoint_id),
+        parent=at.checkpoint_id,
+        run_id=identifiers.run(cast("Mapping[str, Any]", stored_metadata).get("run_id")),
+        versions=versions,
+        changed=changed,
+        checkpoint=_dump_value(serde, "(the checkpoint itself)", own),
+        values={channel: _dump_value(serde, channel, value) for channel, value in handed.items()},
+        snapshots=frozenset(
+            channel for channel, value in handed.items() if isinstance(value, _Snapshot)
+        ),
+        metadata=_dump_metadata(serde, cast("Mapping[str, Any]", stored_metadata)),
+        search=search,
+        search_rest=rest,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where each value of a put goes: into the document, where it is already, or a new blob."""
+
+    inline: dict[str, Inline]
+    kept: dict[str, Blob]
+    blobs: dict[str, Payload]
+
+
+def place(draft: Draft, parent: Facts) -> Placement:
+    """Decide where each value goes.
+
+    Small values live in the checkpoint document. Larger ones do while they change often, up to a
+    budget: a young thread's put is then one insert. One that stays unchanged leaves for a blob,
+    because each checkpoint would repeat it.
+    """
+    inline: dict[str, Inline] = {}
+    kept: dict[str, Blob] = {}
+    blobs: dict[str, Payload] = {}
+    for channel, entry in parent.items():
+        if not _keeps(channel, entry, draft.versions, draft.changed):
+            continue
+        if isinstance(entry, Blob):
+            kept[channel] = entry
+        else:
+            inline[channel] = Inline(entry.version, entry.payload, entry.repeats + 1)
+    for channel, payload in draft.values.items():
+        if channel in kept or channel in inline:
+            continue
+        if channel in draft.snapshots or len(payload.data) > INLINE_BUDGET:
+            blobs[channel] = payload
+            continue
+        former = parent.get(channel)
+        same = isinstance(former, Inline) and former.payload == payload
+        repeats = former.repeats + 1 if same and isinstance(former, Inline) else 0
+        inline[channel] = Inline(draft.versions.get(channel), payload, repeats)
+    larger = sorted(
+        (entry.size, channel) for channel, entry in inline.items() if entry.size > INLINE_ALWAYS
+    )
+    total = sum(size for size, _ in larger)
+    for size, channel in reversed(larger):
+        if total > INLINE_BUDGET or inline[channel].repeats > INLINE_REPEATS:
+            blobs[channel] = inline.pop(channel).payload
+            total -= size
+    return Placement(inline, kept, blobs)
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """Documents of one put, and the facts that the next one will ask for."""
+
+    document: Document
+    blobs: list[Document]
+    blob_bytes: int
+    facts: Facts
+
+
+def encode(
+    draft: Draft, placement: Placement, bases: Mapping[str, Stored], now: datetime
+) -> Encoded:
+    """Documents of a put.
+
+    Args:
+        draft: What was serialized.
+        placement: Where each value goes.
+        bases: How the parent's value of a channel is stored, for channels that get a new blob.
+        now: Written as `created_at`.
+
+    Raises:
+        PayloadTooLarge: The checkpoint's own document would pass MongoDB's limit.
+    """
+    at = draft.address
+    facts: dict[str, Inline | Blob] = {**placement.inline, **placement.kept}
+    pieces: list[Document] = []
+    blob_bytes = 0
+    for channel, payload in placement.blobs.items():
+        version = draft.versions.get(channel)
+        new, stored = segments.plan(
+            channel, version, payload.type, payload.data, bases.get(channel)
+        )
+        facts[channel] = Blob(version, stored.key, len(payload.data), stored)
+        for piece in new:
+            blob_bytes += len(piece.data)
+            pieces.append(
+                {
+                    "format": FORMAT,
+                    "thread_id": at.thread_id,
+                    "checkpoint_ns": at.checkpoint_ns,
+                    "key": piece.key,
+                    "channel": channel,
+                    "version": version,
+                    "type": payload.type,
+                    "head": piece.head,
+                    "chain": list(piece.chain),
+                    "data": piece.data,
+                    "end": piece.end,
+                    "digest": piece.digest,
+                    "created_at": now,
+                }
+            )
+    inline_bytes = sum(entry.size for entry in placement.inline.values())
+    fixed = len(draft.checkpoint.data) + len(draft.metadata.data) + inline_bytes
+    if fixed > MAX_PAYLOAD:
+        if len(draft.metadata.data) >= len(draft.checkpoint.data):
+            what, size = "metadata", len(draft.metadata.data)
+        else:
+            what, size = "the checkpoint without its channel values", len(draft.checkpoint.data)
+        raise PayloadTooLarge(
+            what, size, MAX_PAYLOAD, "Keep large data in a channel: channel values have no limit."
+        )
+    document: Document = {
+        "format": FORMAT,
+        "thread_id": at.thread_id,
+        "checkpoint_ns": at.checkpoint_ns,
+        "checkpoint_id": at.checkpoint_id,
+        "parent_checkpoint_id": draft.parent,
+        **({} if draft.run_id is None else {"run_id": draft.run_id}),
+        "type": draft.checkpoint.type,
+        "checkpoint": draft.checkpoint.data,
+        "inline": [
+            {
+                "c": channel,
+                **({"n": entry.repeats} if entry.repeats else {}),
+                "t": entry.payload.type,
+                "d": entry.payload.data,
+            }
+            for channel, entry in placement.inline.items()
+        ],
+        "blobs": [
+            {"c": channel, "k": entry.key, "size": entry.size}
+            for channel, entry in facts.items()
+            if isinstance(entry, Blob)
+        ],
+        "bytes": fixed + sum(e.size for e in facts.values() if isinstance(e, Blob)),
+        "metadata_type": draft.metadata.type,
+        "metadata": draft.metadata.data,
+        "search": draft.search,
+        **({"search_rest": draft.search_rest} if draft.search_rest else {}),
+        "created_at": now,
+    }
+    return Encoded(document, pieces, blob_bytes, facts)
+
+
+# --- pending writes ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedWrites:
+    """Documents of one `put_writes`, in the order in which they have to be stored.
+
+    `first_stays` tells that all slots are ordinary ones: what is in the way is left alone.
+    """
+
+    documents: list[Document]
+    first_stays: bool
+
+
+def _parts(payload: Payload) -> list[tuple[int, bytes]]:
+    """A payload's parts with their numbers: 0 for the first, and for others a number made from
+    their content, so that two payloads written to one slot at a time do not mix.
+    """
+    data = payload.data
+    if len(data) <= _PART:
+        return [(0, data)]
+    digest = blake2b(data, digest_size=16).digest()
+    rest = [
+        (
+            1
+            + int.from_bytes(blake2b(digest + at.to_bytes(8, "big"), digest_size=8).digest(), "big")
+            % (2**62),
+            data[at : at + _PART],
+        )
+        for at in range(_PART, len(data), _PART)
+    ]
+    return [(0, data[:_PART]), *rest]
+
+
+def encode_writes(
+    serde: SerializerProtocol,
+    config: RunnableConfig,
+    writes: Sequence[tuple[str, Any]],
+    task_id: str,
+    task_path: str,
+    now: datetime,
+) -> EncodedWrites:
+    """Documents of pending writes; the last one wins where a call names a special slot twice."""
+    at = identifiers.address(config)
+    if at.checkpoint_id is None:
+        raise IdentifierValueError(
+            'put_writes needs the "checkpoint_id" of the checkpoint that the writes belong to'
+        )
+    task_id = identifiers.text(task_id, "task_id")
+    task_path = identifiers.text(task_path, "task_path", nul=True)
+    run_id = identifiers.run(
+        (config.get("configurable") or {}).get("run_id")
+        or (config.get("metadata") or {}).get("run_id")
+    )
+    slots: dict[int, list[Document]] = {}
+    for position, (channel, value) in enumerate(writes):
+        idx = WRITES_IDX_MAP.get(channel, position)
+        payload = _dump_value(serde, channel, value)
+        parts = _parts(payload)
+        slots[idx] = [
+            {
+                "format": FORMAT,
+                "thread_id": at.thread_id,
+                "checkpoint_ns": at.checkpoint_ns,
+                "checkpoint_id": at.checkpoint_id,
+                "task_id": task_id,
+                "idx": idx,
+                "part": number,
+                **({"parts": [n for n, _ in parts[1:]]} if number == 0 and parts[1:] else {}),
+                "channel": _name(channel),
+                "task_path": task_path,
+                **({} if run_id is None else {"run_id": run_id}),
+                "type": payload.type,
+                "data": data,
+                "created_at": now,
+            }
+            for number, data in parts
+        ]
+    documents = [document for parts_ in slots.values() for document in parts_]
+    # A slot counts as written when its part 0 is there, so that one comes last.
+    documents.sort(key=lambda document: document["part"] == 0)
+    return EncodedWrites(documents, first_stays=all(idx >= 0 for idx in slots))
+
+
+def write_key(document: Document) -> Document:
+    """The slot and part of a pending write, as a filter."""
+    return {field: document[field] for field in WRITE_KEY}
+
+
+# --- reading -----------------------------------------------------------------------------------
+
+
+def check_format(document: Document, collection: str) -> None:
+    """Refuse what this version did not define.
+
+    Raises:
+        ForeignDocument: The document has no format number.
+        FormatTooNew: Its format is a later one.
+    """
+    found = document.get("format")
+    if found == FORMAT and type(found) is int:
+        return
+    if type(found) is int and found > FORMAT:
+        raise FormatTooNew(
+            f"{collection} of thread {document.get('thread_id')!r}: a document of storage format"
+            f" {found}; this mongosaver reads format {FORMAT}. Install the version that wrote it."
+        )
+    official = {"checkpoint", "metadata", "type", "thread_id"} <= document.keys()
+    whose = (
+        "It looks like one of langgraph-checkpoint-mongodb (MongoDBSaver)."
+        if official
+        else f"Its fields: {', '.join(sorted(document)[:12])}."
+    )
+    raise ForeignDocument(
+        f"{collection} holds a document that mongosaver did not write"
+        f" (thread {document.get('thread_id')!r}, no storage format). {whose}"
+        " Give mongosaver a collection of its own; both savers can live in one database."
+    )
+
+
+def config_of(at: Address) -> RunnableConfig:
+    """The config that names one checkpoint, as LangGraph hands it around."""
+    return {
+        "configurable": {
+            "thread_id": at.thread_id,
+            "checkpoint_ns": at.checkpoint_ns,
+            "checkpoint_id": at.checkpoint_id,
+        }
+    }
+
+
+def address_of(document: Document) -> Address:
+    return Address(*(document[field] for field in CHECKPOINT_KEY))
+
+
+def blob_keys(document: Document) -> list[bytes]:
+    """Keys of the head blobs that a checkpoint names."""
+    return [entry["k"] for entry in document["blobs"]]
+
+
+def load_metadata(serde: SerializerProtocol, document: Document) -> dict[str, Any]:
+    payload = Payload(document["metadata_type"], document["metadata"])
+    return cast("dict[str, Any]", load(serde, payload))
+
+
+def load_checkpoint(serde: SerializerProtocol, document: Document) -> dict[str, Any]:
+    """A checkpoint's payload, still without channel values."""
+    payload = Payload(document["type"], document["checkpoint"])
+    return cast("dict[str, Any]", load(serde, payload))
+
+
+def facts_of(document: Document, versions: ChannelVersions, stored: Mapping[str, Stored]) -> Facts:
+    """How a checkpoint that was read is stored; `stored` has the blobs whose segments are known."""
+    facts: dict[str, Inline | Blob] = {
+        entry["c"]: Inline(
+            versions.get(entry["c"]), Payload(entry["t"], entry["d"]), entry.get("n", 0)
+        )
+        for entry in document["inline"]
+    }
+    for entry in document["blobs"]:
+        channel = entry["c"]
+        facts[channel] = Blob(versions.get(channel), entry["k"], entry["size"], stored.get(channel))
+    return facts
+
+
+def stored_of(head: Document, channel: str, blobs: Mapping[bytes, Document]) -> Stored:
+    """How a value lies in the database, from its head and the segments before.
+
+    Raises:
+        Hole: A segment is missing.
+    """
+    chain = []
+    for key in head["chain"]:
+        segment = blobs.get(key)
+        if segment is None:
+            raise Hole(channel, key)
+        chain.append((segment["key"], segment["end"], segment["digest"]))
+    return segments.stored(head["type"], chain, (head["key"], head["end"], head["digest"]))
+
+
+def _value_of(entry: Document, blobs: Mapping[bytes, Document]) -> Payload:
+    head = blobs.get(entry["k"])
+    if head is None:
+        raise Hole(entry["c"], entry["k"])
+    check_format(head, "blobs collection")
+    parts = []
+    for key in head["chain"]:
+        segment = blobs.get(key)
+        if segment is None:
+            raise Hole(entry["c"], key)
+        parts.append(segment["data"])
+    parts.append(head["data"])
+    data = segments.join(head["head"], parts)
+    if len(data) != entry["size"]:
+        raise Hole(entry["c"], entry["k"])
+    return Payload(head["type"], data)
+
+
+def load_writes(
+    serde: SerializerProtocol, documents: Iterable[Document]
+) -> list[tuple[str, Payload, PendingWrite]]:
+    """Pending writes of one checkpoint in `writes_sort_key` order.
+
+    Raises:
+        Hole: A part of a large write is missing.
+    """
+    slots: dict[tuple[str, int], dict[int, Document]] = {}
+    for document in documents:
+        check_format(document, "writes collection")
+        slots.setdefault((document["task_id"], document["idx"]), {})[document["part"]] = document
+    rows = []
+    for (task_id, idx), parts in slots.items():
+        first = parts.get(0)
+        if first is None:
+            continue  # still being written
+        numbers = first.get("parts", ())
+        missing = [number for number in numbers if number not in parts]
+        if missing:
+            raise Hole(first["channel"], missing[0].to_bytes(8, "big"))
+        data = b"".join([first["data"], *(parts[n]["data"] for n in numbers)])
+        payload = Payload(first["type"], data)
+        rows.append(((first["task_path"], task_id, idx), first["channel"], payload))
+    rows.sort(key=lambda row: row[0])
+    return [
+        (channel, payload, (key[1], channel, load(serde, payload)))
+        for key, channel, payload in rows
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """A checkpoint as LangGraph takes it, and how it is stored."""
+
+    row: CheckpointTuple
+    facts: Facts
+
+
+def decode(
+    serde: SerializerProtocol,
+    document: Document,
+    blobs: Mapping[bytes, Document],
+    writes: Iterable[Document],
+    *,
+    metadata: dict[str, Any] | None = None,
+    checkpoint: dict[str, Any] | None = None,
+    sends: Sequence[Any] = (),
+    next_version: Callable[[Any, None], Any] | None = None,
+) -> Decoded:
+    """A checkpoint tuple from documents.
+
+    Args:
+        serde: The saver's serializer.
+        document: The checkpoint document.
+        blobs: Blob documents by key: its heads and their chains, and maybe others.
+        writes: Documents of its pending writes, in any order.
+        metadata: Its metadata, where that was loaded before.
+        checkpoint: Its payload, where that was loaded before.
+        sends: Sends that its parent left queued, for checkpoints from before version 4, which
+            have them as a channel value then.
+        next_version: Makes that channel's version where the checkpoint has no versions.
+
+    Raises:
+        Hole: A blob or a part of a write is missing.
+    """
+    loaded = load_checkpoint(serde, document) if checkpoint is None else checkpoint
+    values: dict[str, Any] = {
+        entry["c"]: load(serde, Payload(entry["t"], entry["d"])) for entry in document["inline"]
+    }
+    stored: dict[str, Stored] = {}
+    for entry in document["blobs"]:
+        channel = entry["c"]
+        values[channel] = load(serde, _value_of(entry, blobs))
+        stored[channel] = stored_of(blobs[entry["k"]], channel, blobs)
+    versions: ChannelVersions = loaded.get("channel_versions") or {}
+    facts = facts_of(document, dict(versions), stored)
+    if sends:
+        values[TASKS] = list(sends)
+        versions[TASKS] = (
+            max(versions.values()) if versions or next_version is None else next_version(None, None)
+        )
+        loaded["channel_versions"] = versions
+    at = address_of(document)
+    parent = document["parent_checkpoint_id"]
+    row = CheckpointTuple(
+        config=config_of(at),
+        checkpoint=cast("Checkpoint", {**loaded, "channel_values": values}),
+        metadata=cast(
+            "CheckpointMetadata", load_metadata(serde, document) if metadata is None else metadata
+        ),
+        parent_config=config_of(at.at(parent)) if parent else None,
+        pending_writes=[write for _, _, write in load_writes(serde, writes)],
+    )
+    return Decoded(row, facts)

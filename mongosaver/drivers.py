@@ -1,0 +1,405 @@
+"""Running plans: one driver blocks, the other awaits; side by side, so that each line has its twin.
+
+A driver gives each operation of a plan to the server and sends the result back, or throws the
+error in. It knows what a plan does not want to know: which real collections the names mean, how
+to call PyMongo, its async API or Motor, and what the topology can do.
+
+A transaction here is "these inserts together, in this order" and takes at most five tries.
+`with_transaction` is not used: it goes on for two minutes, and it runs again on errors that follow
+a duplicate key, where the plan's own sequence is the answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, TypeVar
+
+from bson.codec_options import CodecOptions
+from pymongo import IndexModel, ReadPreference, UpdateOne
+from pymongo.errors import (
+    BulkWriteError,
+    DuplicateKeyError,
+    OperationFailure,
+    PyMongoError,
+    ServerSelectionTimeoutError,
+)
+
+from mongosaver.errors import ConfigurationError
+from mongosaver.ops import (
+    Aggregate,
+    Collections,
+    Compute,
+    CreateIndexes,
+    Delete,
+    Find,
+    Insert,
+    Op,
+    Plan,
+    Replace,
+    Together,
+    Updates,
+)
+from mongosaver.schema import OFF_LOOP, Document, Name
+
+T = TypeVar("T")
+
+_TRIES: Final = 5
+_NO_TRANSACTIONS: Final = frozenset({20, 50, 115, 238, 263, 303, 304})
+"""Codes of servers without transactions: IllegalOperation (a standalone), CommandNotSupported and
+the like, OperationNotSupportedInTransaction (a collection that does not exist yet, before 4.4)."""
+_ALL_AT_ONCE: Final = 100_000
+
+
+class _Bound:
+    """The three collections of one saver, and what both drivers do the same way with them."""
+
+    def __init__(self, collection: Any) -> None:
+        if not collection.write_concern.acknowledged:
+            raise ConfigurationError(
+                f"collection {collection.full_name!r} has the write concern w=0, under which a"
+                ' lost checkpoint goes unnoticed. Use w=1 or higher, or "majority".'
+            )
+        database = collection.database
+        options: dict[str, Any] = {
+            # Ids are text and payloads bytes: no option of the user's client may change that.
+            "codec_options": CodecOptions(tz_aware=True),
+            # What was just written must be seen, whatever the client prefers.
+            "read_preference": ReadPreference.PRIMARY,
+            "write_concern": collection.write_concern,
+            "read_concern": collection.read_concern,
+        }
+        self.client = database.client
+        self.database = database
+        self.collections: dict[Name, Any] = {
+            name: database.get_collection(collection.name + name.value, **options) for name in Name
+        }
+        self.refuses_transactions = False
+
+    def __getitem__(self, name: Name) -> Any:
+        return self.collections[name]
+
+    def pipeline(self, stages: Sequence[Document]) -> list[Document]:
+        """Stages with the real collections' names."""
+        return [
+            {"$lookup": {**stage["$lookup"], "from": self[stage["$lookup"]["from"]].name}}
+            if "$lookup" in stage
+            else stage
+            for stage in stages
+        ]
+
+    def has_transactions(self) -> bool:
+        """Whether to try one: on a replica set, or where nothing is known yet."""
+        if self.refuses_transactions:
+            return False
+        topology = self.client.topology_description
+        if topology.topology_type_name == "Single":
+            servers = topology.server_descriptions().values()
+            return any(server.server_type_name == "RSPrimary" for server in servers)
+        return topology.topology_type_name not in ("Sharded", "LoadBalanced")
+
+    def transaction_options(self) -> dict[str, Any]:
+        """A transaction does not take its collections' write concern by itself."""
+        concern = self[Name.CHECKPOINTS].write_concern
+        return {} if concern.is_server_default else {"write_concern": concern}
+
+    def gives_up(self, error: PyMongoError) -> bool:
+        """Whether the error says that there are no transactions here; remembered if so."""
+        if isinstance(error, OperationFailure) and error.code in _NO_TRANSACTIONS:
+            self.refuses_transactions = True
+        return self.refuses_transactions
+
+
+def _find_options(op: Find) -> dict[str, Any]:
+    options: dict[str, Any] = {"limit": op.limit, "batch_size": op.limit or _ALL_AT_ONCE}
+    if op.projection is not None:
+        options["projection"] = op.projection
+    if op.sort:
+        options["sort"] = list(op.sort)
+    return options
+
+
+def _updates(op: Updates) -> list[UpdateOne]:
+    return [UpdateOne(each.filter, each.update, upsert=True) for each in op.updates]
+
+
+def _indexes(op: CreateIndexes) -> list[IndexModel]:
+    return [IndexModel(list(index.keys), unique=index.unique) for index in op.indexes]
+
+
+def _collection_filter(bound: _Bound) -> Document:
+    return {"name": {"$in": [collection.name for collection in bound.collections.values()]}}
+
+
+_LASTING: Final = (DuplicateKeyError, BulkWriteError, ServerSelectionTimeoutError)
+
+
+def _is_transient(error: PyMongoError) -> bool:
+    """Whether the whole transaction may be tried again. A duplicate key never goes away, and a
+    server that could not be found has been waited for long enough.
+    """
+    return not isinstance(error, _LASTING) and error.has_error_label("TransientTransactionError")
+
+
+def _is_unknown(error: PyMongoError) -> bool:
+    return error.has_error_label("UnknownTransactionCommitResult")
+
+
+# --- blocking ----------------------------------------------------------------------------------
+
+
+class Driver:
+    """Runs plans on a PyMongo collection; safe between threads."""
+
+    def __init__(self, collection: Any) -> None:
+        self.bound = _Bound(collection)
+
+    def run(self, plan: Plan[T]) -> T:
+        """What the plan returns; whatever it does not catch is raised."""
+        try:
+            op = next(plan)
+            while True:
+                try:
+                    result = self._do(op)
+                except Exception as error:
+                    op = plan.throw(error)
+                else:
+                    op = plan.send(result)
+        except StopIteration as stop:
+            value: T = stop.value
+            return value
+        finally:
+            plan.close()
+
+    def _do(self, op: Op) -> Any:
+        return self._HOW[type(op)](self, op)
+
+    def _find(self, op: Find) -> list[Document]:
+        cursor = self.bound[op.collection].find(op.filter, **_find_options(op))
+        found: list[Document] = cursor.to_list()
+        return found
+
+    def _aggregate(self, op: Aggregate) -> list[Document]:
+        pipeline = self.bound.pipeline(op.pipeline)
+        found: list[Document] = self.bound[op.collection].aggregate(pipeline).to_list()
+        return found
+
+    def _insert(self, op: Insert, session: Any = None) -> None:
+        documents = [dict(document) for document in op.documents]
+        collection = self.bound[op.collection]
+        if len(documents) == 1:
+            collection.insert_one(documents[0], session=session)
+        else:
+            collection.insert_many(documents, ordered=False, session=session)
+
+    def _replace(self, op: Replace) -> None:
+        self.bound[op.collection].replace_one(op.filter, op.document, upsert=True)
+
+    def _update(self, op: Updates) -> None:
+        self.bound[op.collection].bulk_write(_updates(op), ordered=False)
+
+    def _delete(self, op: Delete) -> int:
+        return int(self.bound[op.collection].delete_many(op.filter).deleted_count)
+
+    def _collections(self, op: Collections) -> list[Document]:
+        return list(self.bound.database.list_collections(filter=_collection_filter(self.bound)))
+
+    def _create_indexes(self, op: CreateIndexes) -> None:
+        self.bound[op.collection].create_indexes(_indexes(op))
+
+    def _compute(self, op: Compute) -> Any:
+        return op.function()
+
+    def _together(self, op: Together) -> bool:
+        if not self.bound.has_transactions():
+            return False
+        with self.bound.client.start_session() as session:
+            for _ in range(_TRIES):
+                session.start_transaction(**self.bound.transaction_options())
+                try:
+                    for write in op.writes:
+                        self._insert(write, session)
+                except PyMongoError as error:
+                    self._abort(session)
+                    if self.bound.gives_up(error):
+                        return False
+                    if not _is_transient(error):
+                        raise
+                    continue
+                if self._commit(session):
+                    return True
+        return False
+
+    def _abort(self, session: Any) -> None:
+        try:
+            session.abort_transaction()
+        except PyMongoError:
+            pass  # the server ends it by itself; the first error is the one that counts
+
+    def _commit(self, session: Any) -> bool:
+        for last in (False,) * (_TRIES - 1) + (True,):
+            try:
+                session.commit_transaction()
+            except PyMongoError as error:
+                if _is_transient(error) or (last and _is_unknown(error)):
+                    return False
+                if not _is_unknown(error):
+                    raise
+            else:
+                return True
+        return False
+
+    _HOW: Mapping[type, Callable[[Any, Any], Any]] = {
+        Find: _find,
+        Aggregate: _aggregate,
+        Insert: _insert,
+        Replace: _replace,
+        Updates: _update,
+        Delete: _delete,
+        Together: _together,
+        Collections: _collections,
+        CreateIndexes: _create_indexes,
+        Compute: _compute,
+    }
+
+
+# --- awaiting ----------------------------------------------------------------------------------
+
+
+async def _awaited(value: Any) -> Any:
+    """The value, awaited where it has to be: PyMongo and Motor differ in which calls are."""
+    return await value if inspect.isawaitable(value) else value
+
+
+class AsyncDriver:
+    """Runs plans on a PyMongo async collection or a Motor collection."""
+
+    def __init__(self, collection: Any) -> None:
+        self.bound = _Bound(collection)
+
+    def own_loop(self) -> asyncio.AbstractEventLoop | None:
+        """The event loop that a Motor client belongs to; PyMongo's is told by its first use."""
+        client = self.bound.client
+        if not type(client).__module__.startswith("motor."):
+            return None
+        try:
+            loop = client.get_io_loop()
+        except RuntimeError:  # it has none yet, and this thread neither
+            return None
+        return loop if isinstance(loop, asyncio.AbstractEventLoop) else None
+
+    async def run(self, plan: Plan[T]) -> T:
+        """What the plan returns; whatever it does not catch is raised. Cancelling closes it."""
+        try:
+            op = next(plan)
+            while True:
+                try:
+                    result = await self._do(op)
+                except Exception as error:
+                    op = plan.throw(error)
+                else:
+                    op = plan.send(result)
+        except StopIteration as stop:
+            value: T = stop.value
+            return value
+        finally:
+            plan.close()
+
+    async def _do(self, op: Op) -> Any:
+        return await self._HOW[type(op)](self, op)
+
+    async def _find(self, op: Find) -> list[Document]:
+        cursor = self.bound[op.collection].find(op.filter, **_find_options(op))
+        found: list[Document] = await cursor.to_list(None)
+        return found
+
+    async def _aggregate(self, op: Aggregate) -> list[Document]:
+        pipeline = self.bound.pipeline(op.pipeline)
+        cursor = await _awaited(self.bound[op.collection].aggregate(pipeline))
+        found: list[Document] = await cursor.to_list(None)
+        return found
+
+    async def _insert(self, op: Insert, session: Any = None) -> None:
+        documents = [dict(document) for document in op.documents]
+        collection = self.bound[op.collection]
+        if len(documents) == 1:
+            await collection.insert_one(documents[0], session=session)
+        else:
+            await collection.insert_many(documents, ordered=False, session=session)
+
+    async def _replace(self, op: Replace) -> None:
+        await self.bound[op.collection].replace_one(op.filter, op.document, upsert=True)
+
+    async def _update(self, op: Updates) -> None:
+        await self.bound[op.collection].bulk_write(_updates(op), ordered=False)
+
+    async def _delete(self, op: Delete) -> int:
+        return int((await self.bound[op.collection].delete_many(op.filter)).deleted_count)
+
+    async def _collections(self, op: Collections) -> list[Document]:
+        cursor = await _awaited(
+            self.bound.database.list_collections(filter=_collection_filter(self.bound))
+        )
+        found: list[Document] = await cursor.to_list(None)
+        return found
+
+    async def _create_indexes(self, op: CreateIndexes) -> None:
+        await self.bound[op.collection].create_indexes(_indexes(op))
+
+    async def _compute(self, op: Compute) -> Any:
+        if op.size <= OFF_LOOP:
+            return op.function()
+        return await asyncio.to_thread(op.function)
+
+    async def _together(self, op: Together) -> bool:
+        if not self.bound.has_transactions():
+            return False
+        async with await _awaited(self.bound.client.start_session()) as session:
+            for _ in range(_TRIES):
+                await _awaited(session.start_transaction(**self.bound.transaction_options()))
+                try:
+                    for write in op.writes:
+                        await self._insert(write, session)
+                except PyMongoError as error:
+                    await self._abort(session)
+                    if self.bound.gives_up(error):
+                        return False
+                    if not _is_transient(error):
+                        raise
+                    continue
+                if await self._commit(session):
+                    return True
+        return False
+
+    async def _abort(self, session: Any) -> None:
+        try:
+            await session.abort_transaction()
+        except PyMongoError:
+            pass  # the server ends it by itself; the first error is the one that counts
+
+    async def _commit(self, session: Any) -> bool:
+        for last in (False,) * (_TRIES - 1) + (True,):
+            try:
+                await session.commit_transaction()
+            except PyMongoError as error:
+                if _is_transient(error) or (last and _is_unknown(error)):
+                    return False
+                if not _is_unknown(error):
+                    raise
+            else:
+                return True
+        return False
+
+    _HOW: Mapping[type, Callable[[Any, Any], Any]] = {
+        Find: _find,
+        Aggregate: _aggregate,
+        Insert: _insert,
+        Replace: _replace,
+        Updates: _update,
+        Delete: _delete,
+        Together: _together,
+        Collections: _collections,
+        CreateIndexes: _create_indexes,
+        Compute: _compute,
+    }

@@ -1,0 +1,117 @@
+"""Everything mongosaver raises by itself, drawn as one tree.
+
+    MongoSaverError
+    ├── UsageError                      the caller's fault; nothing was sent
+    │   ├── CollectionTypeError         (TypeError)   not the kind of collection this saver takes
+    │   ├── ConfigurationError          (ValueError)  an option that cannot work, such as w=0
+    │   ├── IdentifierTypeError         (TypeError)   an identifier that is no text
+    │   ├── IdentifierValueError        (ValueError)  text that is no identifier: empty, NUL, surrogate
+    │   ├── PayloadTooLarge             (ValueError)  more than one MongoDB document can hold
+    │   └── EventLoopError              (RuntimeError) a blocking call where it would block its own loop
+    └── StateError                      what is in the database is not what is needed
+        ├── ForeignDocument             written by something else
+        ├── FormatTooNew                written by a newer mongosaver
+        ├── SetupRefused                indexes could not be made
+        ├── CollationRefused            the collection compares text by a collation
+        └── IncompleteCheckpoint        a stored value that a checkpoint needs is not there
+
+Each message says what was found, where, and what mends it. PyMongo's own errors pass through
+unwrapped wherever mongosaver has nothing to add: callers rely on their codes and labels.
+
+This file imports nothing.
+"""
+
+from __future__ import annotations
+
+
+class MongoSaverError(Exception):
+    """Root of every error that mongosaver raises by itself."""
+
+
+class UsageError(MongoSaverError):
+    """The call cannot work as it was made. Nothing was sent to the server."""
+
+
+class CollectionTypeError(UsageError, TypeError):
+    """The object given is not a collection of the kind this saver takes."""
+
+
+class ConfigurationError(UsageError, ValueError):
+    """An option, alone or with another one, cannot work."""
+
+
+class IdentifierTypeError(UsageError, TypeError):
+    """An identifier (thread, namespace, checkpoint, task or run id) is not text."""
+
+
+class IdentifierValueError(UsageError, ValueError):
+    """An identifier is text that MongoDB or LangGraph cannot take as one."""
+
+
+class PayloadTooLarge(UsageError, ValueError):
+    """Something that has to fit into one MongoDB document (16 MB) does not.
+
+    Attributes:
+        what: What is too large, such as `metadata` or `channel 'messages'`.
+        size: Its serialized size in bytes.
+        limit: The largest size possible, in bytes.
+    """
+
+    def __init__(self, what: str, size: int, limit: int, remedy: str) -> None:
+        self.what, self.size, self.limit = what, size, limit
+        super().__init__(
+            f"{what} takes {size:,} bytes serialized; at most {limit:,} fit into one MongoDB"
+            f" document. Nothing was written. {remedy}"
+        )
+
+
+class EventLoopError(UsageError, RuntimeError):
+    """A blocking method of the async saver was called where it cannot work."""
+
+
+class StateError(MongoSaverError):
+    """What is stored is not what mongosaver needs or knows."""
+
+
+class ForeignDocument(StateError):
+    """The collection holds documents that mongosaver did not write."""
+
+
+class FormatTooNew(StateError):
+    """The collection holds documents of a later storage format."""
+
+
+class SetupRefused(StateError):
+    """The server did not let the indexes be made."""
+
+
+class CollationRefused(StateError):
+    """The collection has a default collation, under which different ids can be equal."""
+
+
+class IncompleteCheckpoint(StateError):
+    """A checkpoint names a stored value that is not there.
+
+    Attributes:
+        thread_id: The thread.
+        checkpoint_ns: The namespace.
+        checkpoint_id: The checkpoint.
+        channel: The channel whose value is incomplete.
+        key: Key of the missing blob, in hexadecimal digits.
+    """
+
+    def __init__(
+        self, thread_id: str, checkpoint_ns: str, checkpoint_id: str, channel: str, key: bytes
+    ) -> None:
+        self.thread_id, self.checkpoint_ns, self.checkpoint_id = (
+            thread_id,
+            checkpoint_ns,
+            checkpoint_id,
+        )
+        self.channel, self.key = channel, key.hex()
+        super().__init__(
+            f"checkpoint {checkpoint_id!r} of thread {thread_id!r}, namespace {checkpoint_ns!r}:"
+            f" the value of channel {channel!r} needs blob {self.key}, which is not stored."
+            " Something other than mongosaver removed it. Resume from another checkpoint of the"
+            " thread, restore the blobs collection from a backup, or delete the thread."
+        )

@@ -1,0 +1,138 @@
+"""Operations: what a plan asks of the database, as plain values.
+
+A *plan* is a generator without I/O. It yields operations, gets their results sent back (or their
+errors thrown in) and returns what the caller wants. It neither knows nor cares whether somebody
+blocks or awaits between two yields: `drivers` has one loop for each. So what a saver does is
+written once, and a test can run it as a table of replies in, operations and result out.
+
+Rules for plans
+- No clock, no client, no randomness, nothing captured: arguments only.
+- Never yield in `finally`: a cancelled plan is closed, not continued.
+- Only what a plan understands is caught; every other error passes through.
+
+This file is pure: it imports nothing of mongosaver but `schema`, and does no I/O.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar, Union
+
+from mongosaver.schema import Document, Index, Name
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Find:
+    """Documents that match, in the order of `sort`; `limit` 0 is all. Result: a list."""
+
+    collection: Name
+    filter: Document
+    projection: Document | None = None
+    sort: tuple[tuple[str, int], ...] = ()
+    limit: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Aggregate:
+    """A pipeline. Result: a list of documents."""
+
+    collection: Name
+    pipeline: Sequence[Document]
+
+
+@dataclass(frozen=True, slots=True)
+class Insert:
+    """New documents in one unordered command; those that are in the way stay. Result: None.
+
+    Raises PyMongo's `DuplicateKeyError` or `BulkWriteError` into the plan.
+    """
+
+    collection: Name
+    documents: Sequence[Document]
+
+
+@dataclass(frozen=True, slots=True)
+class Replace:
+    """The one document at `filter` becomes `document`, whether it was there or not. Result: None."""
+
+    collection: Name
+    filter: Document
+    document: Document
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """One update that makes the document at `filter` where there is none; part of `Updates`."""
+
+    filter: Document
+    update: Document
+
+
+@dataclass(frozen=True, slots=True)
+class Updates:
+    """Several upserts in one unordered command. Result: None."""
+
+    collection: Name
+    updates: Sequence[Update]
+
+
+@dataclass(frozen=True, slots=True)
+class Delete:
+    """All documents that match. Result: how many were there."""
+
+    collection: Name
+    filter: Document
+
+
+@dataclass(frozen=True, slots=True)
+class Together:
+    """These inserts as one transaction, in this order. Result: whether that was done.
+
+    False means that nothing was written and the plan is to write in sequence: the topology has
+    no transactions, or the tries were used up.
+    """
+
+    writes: Sequence[Insert]
+
+
+@dataclass(frozen=True, slots=True)
+class Collections:
+    """Which of the three collections exist. Result: a list of `listCollections` documents."""
+
+
+@dataclass(frozen=True, slots=True)
+class CreateIndexes:
+    """Indexes of one collection, made where they are missing. Result: None."""
+
+    collection: Name
+    indexes: Sequence[Index]
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """CPU work on `size` bytes, which an async driver keeps off its event loop above a size.
+
+    Result: what `function` returns.
+    """
+
+    function: Callable[[], Any]
+    size: int
+
+
+Op = Union[
+    Find,
+    Aggregate,
+    Insert,
+    Replace,
+    Updates,
+    Delete,
+    Together,
+    Collections,
+    CreateIndexes,
+    Compute,
+]
+
+Plan = Generator[Op, Any, T]

@@ -1,0 +1,493 @@
+"""Reading checkpoints: one in one round trip, and lists in four per page.
+
+Both ways of reading, one aggregate or several finds, give the same documents to the same code. A
+checkpoint whose values are large is told by its own field `bytes` and read by finds, because a
+row of an aggregate ends at 16 MB.
+
+A read never returns a checkpoint without one of its values. Blobs are written before the document
+that names them and deleted after it, so a missing one means that the checkpoint was deleted in
+between (it is read once more), that its thread was deleted while a graph still ran on it (it is no
+state, and is skipped), or that something else removed it (an error says what).
+
+This file is pure: it imports only `codec`, `ops`, `schema`, `identifiers` and `errors`, no I/O.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.base import CheckpointTuple
+from pymongo.errors import OperationFailure
+
+from mongosaver import codec, identifiers
+from mongosaver.codec import Decoded, Hole
+from mongosaver.errors import IncompleteCheckpoint
+from mongosaver.identifiers import Address
+from mongosaver.ops import Aggregate, Compute, Find, Plan
+from mongosaver.plans import filters
+from mongosaver.plans.context import Context
+from mongosaver.schema import (
+    MANY_WRITES,
+    MAX_AGGREGATE,
+    OFF_LOOP,
+    PAGE,
+    SMALL_WRITE,
+    Document,
+    Name,
+)
+
+logger = logging.getLogger("mongosaver")
+
+_REFUSALS: Final = frozenset({9, 40, 59, 115, 238, 303, 304, 28769, 40321, 40324, 51047})
+"""Codes by which a server says that it does not know or allow a stage: FailedToParse,
+ConflictingUpdateOperators (Cosmos DB), CommandNotFound, CommandNotSupported, NotImplemented, two of
+DocumentDB's, `$lookup` into a sharded collection, and unknown fields or stages."""
+
+_NEWEST: Final = (("checkpoint_id", -1),)
+
+
+# --- one checkpoint ----------------------------------------------------------------------------
+
+
+def get_tuple(ctx: Context, config: RunnableConfig) -> Plan[CheckpointTuple | None]:
+    """The checkpoint that a config names, or the latest of its namespace."""
+    return _get_tuple(ctx, identifiers.address(config))
+
+
+def _get_tuple(ctx: Context, at: Address) -> Plan[CheckpointTuple | None]:
+    below: str | None = None
+    while True:
+        found = yield from _read(ctx, at, below)
+        if found is None:
+            return None
+        document, blobs, writes = found
+        try:
+            decoded = yield from _decode(ctx, document, blobs, writes)
+        except Hole as hole:
+            if (yield from _changed_meanwhile(document, hole)):
+                continue  # it changed while it was read
+            if at.checkpoint_id is not None:
+                return None
+            below = document["checkpoint_id"]
+            continue
+        ctx.shared.cache.put(codec.address_of(document), decoded.facts)
+        return decoded.row
+
+
+_Read = tuple[Document, Mapping[bytes, Document], list[Document]]
+
+
+def _read(ctx: Context, at: Address, below: str | None) -> Plan[_Read | None]:
+    """Documents of one checkpoint: itself, its blobs by key, its writes."""
+    where: Document = {"thread_id": at.thread_id, "checkpoint_ns": at.checkpoint_ns}
+    if at.checkpoint_id is not None:
+        where["checkpoint_id"] = at.checkpoint_id
+    elif below is not None:
+        where["checkpoint_id"] = {"$lt": below}
+    if not ctx.shared.read_by_finds:
+        try:
+            rows = yield Aggregate(Name.CHECKPOINTS, pipeline(at, where))
+        except OperationFailure as error:
+            if error.code not in _REFUSALS:
+                raise
+            ctx.shared.read_by_finds = True
+        else:
+            return (yield from _complete(at, rows[0])) if rows else None
+    rows = yield Find(Name.CHECKPOINTS, where, sort=_NEWEST, limit=1)
+    if not rows:
+        return None
+    codec.check_format(rows[0], "checkpoints collection")
+    at = codec.address_of(rows[0])
+    writes = yield Find(Name.WRITES, filters.checkpoint(at))
+    return rows[0], (yield from _blobs(at, codec.blob_keys(rows[0]), {})), writes
+
+
+def pipeline(at: Address, where: Document) -> list[Document]:
+    """One checkpoint with the blobs it names, their chains and its pending writes."""
+    scope = {"thread_id": at.thread_id, "checkpoint_ns": at.checkpoint_ns}
+    large = {"$gt": ["$bytes", MAX_AGGREGATE]}
+    return [
+        {"$match": where},
+        {"$sort": {"checkpoint_id": -1}},
+        {"$limit": 1},
+        {"$set": {"keys": {"$cond": [large, [], "$blobs.k"]}}},
+        {
+            "$lookup": {
+                "from": Name.BLOBS,
+                "localField": "keys",
+                "foreignField": "key",
+                "pipeline": [{"$match": scope}],
+                "as": "heads",
+            }
+        },
+        {
+            "$lookup": {
+                "from": Name.BLOBS,
+                "localField": "heads.chain",
+                "foreignField": "key",
+                "pipeline": [{"$match": scope}],
+                "as": "segments",
+            }
+        },
+        {
+            "$lookup": {
+                "from": Name.WRITES,
+                "localField": "checkpoint_id",
+                "foreignField": "checkpoint_id",
+                "pipeline": [
+                    {"$match": scope},
+                    {"$limit": MANY_WRITES},
+                    {
+                        "$set": {
+                            "data": {
+                                "$cond": [
+                                    {"$gt": [{"$binarySize": "$data"}, SMALL_WRITE]},
+                                    None,
+                                    "$data",
+                                ]
+                            }
+                        }
+                    },
+                ],
+                "as": "writes",
+            }
+        },
+    ]
+
+
+def _complete(at: Address, row: Document) -> Plan[_Read]:
+    """What an aggregate left out, because it was too large for a row, by finds."""
+    codec.check_format(row, "checkpoints collection")
+    heads, segments, writes = row.pop("heads"), row.pop("segments"), row.pop("writes")
+    at = codec.address_of(row)
+    blobs = {blob["key"]: blob for blob in (*segments, *heads)}
+    if row.get("bytes", 0) > MAX_AGGREGATE:
+        blobs = yield from _blobs(at, codec.blob_keys(row), {})
+    if len(writes) == MANY_WRITES or any(write.get("data", b"") is None for write in writes):
+        writes = yield Find(Name.WRITES, filters.checkpoint(at))
+    return row, blobs, writes
+
+
+def _blobs(
+    at: Address, keys: Sequence[bytes], known: Mapping[bytes, Document]
+) -> Plan[dict[bytes, Document]]:
+    """Blobs by key: the heads named and their chains; what is known is not read again."""
+    blobs = {key: known[key] for key in keys if key in known}
+    missing = [key for key in dict.fromkeys(keys) if key not in blobs]
+    if missing:
+        for head in (yield Find(Name.BLOBS, filters.blobs(at, missing))):
+            blobs[head["key"]] = head
+    chains = dict.fromkeys(key for head in blobs.values() for key in head.get("chain", ()))
+    blobs.update((key, known[key]) for key in chains if key in known)
+    missing = [key for key in chains if key not in blobs]
+    if missing:
+        for segment in (yield Find(Name.BLOBS, filters.blobs(at, missing))):
+            blobs[segment["key"]] = segment
+    return blobs
+
+
+def _decode(
+    ctx: Context,
+    document: Document,
+    blobs: Mapping[bytes, Document],
+    writes: list[Document],
+    metadata: dict[str, Any] | None = None,
+) -> Plan[Decoded]:
+    """LangGraph's objects, off the event loop where they are large."""
+    loaded = codec.load_checkpoint(ctx.serde, document)
+    sends = yield from _sends(ctx, document, loaded)
+
+    def decode() -> Decoded:
+        return codec.decode(
+            ctx.serde,
+            document,
+            blobs,
+            writes,
+            metadata=metadata,
+            checkpoint=loaded,
+            sends=sends,
+            next_version=ctx.next_version,
+        )
+
+    size = document["bytes"] + sum(len(write["data"]) for write in writes)
+    if size <= OFF_LOOP:
+        return decode()
+    decoded: Decoded = yield Compute(decode, size)
+    return decoded
+
+
+def _sends(ctx: Context, document: Document, loaded: Mapping[str, Any]) -> Plan[list[Any]]:
+    """Sends that wait among the parent's writes, where a checkpoint is from before version 4."""
+    parent = document["parent_checkpoint_id"]
+    if not parent or loaded.get("v", 4) >= 4:
+        return []
+    where = {**filters.checkpoint(codec.address_of(document).at(parent)), "channel": codec.TASKS}
+    writes = yield Find(Name.WRITES, where)
+    return [write[2] for _, _, write in codec.load_writes(ctx.serde, writes)]
+
+
+def _changed_meanwhile(document: Document, hole: Hole) -> Plan[bool]:
+    """Look again at a checkpoint with a hole.
+
+    Returns:
+        True where it is gone or was put again meanwhile, so that reading again makes sense; False
+        where one of its ancestors is gone: its thread was deleted while a graph still ran on it.
+
+    Raises:
+        IncompleteCheckpoint: Neither: something else removed what it needs.
+    """
+    at = codec.address_of(document)
+    again = yield Find(
+        Name.CHECKPOINTS, filters.checkpoint(at), {"blobs": 1, "created_at": 1}, limit=1
+    )
+    if not again:
+        return True
+    if (again[0]["blobs"], again[0]["created_at"]) != (document["blobs"], document["created_at"]):
+        return True
+    rows = yield Find(
+        Name.CHECKPOINTS,
+        {"thread_id": at.thread_id, "checkpoint_ns": at.checkpoint_ns},
+        {"_id": 0, "checkpoint_id": 1, "parent_checkpoint_id": 1},
+    )
+    parents = {row["checkpoint_id"]: row.get("parent_checkpoint_id") for row in rows}
+    ancestor = document["parent_checkpoint_id"]
+    seen = {at.checkpoint_id}
+    while ancestor in parents and ancestor not in seen:
+        seen.add(ancestor)
+        ancestor = parents[ancestor]
+    if ancestor and ancestor not in seen:
+        logger.warning(
+            "checkpoint %r of thread %r is skipped: its ancestor %r and values were deleted while"
+            " a graph was running on the thread",
+            at.checkpoint_id,
+            at.thread_id,
+            ancestor,
+        )
+        return False
+    raise IncompleteCheckpoint(
+        at.thread_id, at.checkpoint_ns, str(at.checkpoint_id), hole.channel, hole.key
+    )
+
+
+# --- lists -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """What is still to be listed; `page` turns one into rows and the next one.
+
+    Attributes:
+        where: Conditions on checkpoints, the same for each page.
+        thread_id: The thread, or None for all threads.
+        checkpoint_ns: The namespace, or None for all.
+        filter: What metadata must equal, compared in Python.
+        limit: Rows still wanted; None for all.
+        after: Key of the last checkpoint seen: (thread, namespace, checkpoint id).
+    """
+
+    where: Document
+    thread_id: str | None
+    checkpoint_ns: str | None
+    filter: Mapping[str, Any]
+    limit: int | None
+    after: tuple[str, str, str] | None = None
+
+
+def query(
+    config: RunnableConfig | None,
+    filter: Mapping[str, Any] | None,
+    before: RunnableConfig | None,
+    limit: int | None,
+) -> Query:
+    """Check what `list` was given.
+
+    Raises:
+        UsageError: An identifier is none.
+        ValueError: The limit is negative.
+        TypeError: The filter is no mapping, or the limit no number.
+    """
+    if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool)):
+        raise TypeError(f"limit must be an int or None, got {type(limit).__name__}")
+    if limit is not None and limit < 0:
+        raise ValueError(f"limit must not be negative, got {limit}")
+    if filter is not None and not isinstance(filter, Mapping):
+        raise TypeError(f"filter must be a mapping, got {type(filter).__name__}")
+    where: Document = {}
+    thread_id = checkpoint_ns = None
+    if config:
+        thread_id = where["thread_id"] = identifiers.thread_of(config)
+        checkpoint_ns = identifiers.namespace(config)
+        if checkpoint_ns is not None:
+            where["checkpoint_ns"] = checkpoint_ns
+        checkpoint_id = identifiers.optional(config, "checkpoint_id")
+        if checkpoint_id is not None:
+            where["checkpoint_id"] = checkpoint_id
+    conditions = codec.narrowing(filter or {})
+    if before and (before_id := identifiers.optional(before, "checkpoint_id")):
+        conditions.append({"checkpoint_id": {"$lt": before_id}})
+    if conditions:
+        where["$and"] = conditions
+    return Query(where, thread_id, checkpoint_ns, dict(filter or {}), limit)
+
+
+def page(ctx: Context, query: Query) -> Plan[tuple[list[CheckpointTuple], Query | None]]:
+    """The next rows, and what is left after them (None: nothing)."""
+    if query.limit == 0:
+        return [], None
+    wanted = PAGE if query.filter or query.limit is None else min(PAGE, query.limit)
+    documents = yield from _next_checkpoints(query, wanted)
+    rows: list[CheckpointTuple] = []
+    matching: list[tuple[Document, dict[str, Any]]] = []
+    for document in documents:
+        codec.check_format(document, "checkpoints collection")
+        metadata = codec.load_metadata(ctx.serde, document)
+        if codec.matches(metadata, query.filter):
+            matching.append((document, metadata))
+    if query.limit is not None:
+        matching = matching[: query.limit]
+    known: dict[Address, dict[bytes, Document]] = {}
+    for group in _groups(matching):
+        known, more = yield from _group(ctx, group, known)
+        rows.extend(more)
+    limit = None if query.limit is None else query.limit - len(rows)
+    if len(documents) < wanted or limit == 0:
+        return rows, None
+    last = codec.address_of(documents[-1])
+    after = (last.thread_id, last.checkpoint_ns, str(last.checkpoint_id))
+    return rows, replace(query, limit=limit, after=after)
+
+
+def _next_checkpoints(query: Query, wanted: int) -> Plan[list[Document]]:
+    """The next checkpoints in the order of an index, from the last one's complete key."""
+    if query.thread_id is None:
+        newest = (("checkpoint_id", -1), ("thread_id", 1), ("checkpoint_ns", 1))
+        where = query.where
+        if query.after is not None:
+            thread_id, checkpoint_ns, checkpoint_id = query.after
+            # Copies of a thread repeat ids, so the rest of the key decides between equal ones.
+            where = _also(
+                where,
+                {"checkpoint_id": {"$lte": checkpoint_id}},
+                {
+                    "$or": [
+                        {"checkpoint_id": {"$lt": checkpoint_id}},
+                        {"thread_id": {"$gt": thread_id}},
+                        {"thread_id": thread_id, "checkpoint_ns": {"$gt": checkpoint_ns}},
+                    ]
+                },
+            )
+        documents: list[Document] = yield Find(Name.CHECKPOINTS, where, None, newest, wanted)
+        return documents
+    order = (("checkpoint_ns", 1), ("checkpoint_id", -1))
+    if query.after is None:
+        documents = yield Find(Name.CHECKPOINTS, query.where, None, order, wanted)
+        return documents
+    _, checkpoint_ns, checkpoint_id = query.after
+    # Two finds, each a range of the index, rather than an $or that walks it from its start.
+    rest = _also(
+        query.where, {"checkpoint_ns": checkpoint_ns}, {"checkpoint_id": {"$lt": checkpoint_id}}
+    )
+    documents = yield Find(Name.CHECKPOINTS, rest, None, order, wanted)
+    if query.checkpoint_ns is None and len(documents) < wanted:
+        other = _also(query.where, {"checkpoint_ns": {"$gt": checkpoint_ns}})
+        found = yield Find(Name.CHECKPOINTS, other, None, order, wanted - len(documents))
+        documents = documents + found
+    return documents
+
+
+def _also(where: Document, *conditions: Document) -> Document:
+    return {**where, "$and": [*where.get("$and", ()), *conditions]}
+
+
+_Row = tuple[Document, dict[str, Any]]
+
+
+def _groups(rows: Sequence[_Row]) -> list[list[_Row]]:
+    """Rows that are read together: as many as their payloads leave room for."""
+    groups: list[list[_Row]] = []
+    room = 0
+    for row in rows:
+        if not groups or room < row[0]["bytes"]:
+            groups.append([])
+            room = 4 * MAX_AGGREGATE
+        groups[-1].append(row)
+        room -= row[0]["bytes"]
+    return groups
+
+
+def _group(
+    ctx: Context, rows: Sequence[_Row], known: Mapping[Address, Mapping[bytes, Document]]
+) -> Plan[tuple[dict[Address, dict[bytes, Document]], list[CheckpointTuple]]]:
+    """Rows of one group, and the blobs that the next group may share with them."""
+    scopes: dict[Address, list[Document]] = {}
+    for document, _ in rows:
+        scopes.setdefault(replace(codec.address_of(document), checkpoint_id=None), []).append(
+            document
+        )
+    writes: dict[Address, list[Document]] = {}
+    for write in (yield Find(Name.WRITES, _any_of(scopes, "checkpoint_id", _ids))):
+        writes.setdefault(codec.address_of(write), []).append(write)
+    blobs = yield from _blobs_of(scopes, known)
+    tuples = []
+    for document, metadata in rows:
+        at = codec.address_of(document)
+        found: Mapping[bytes, Document] = blobs[replace(at, checkpoint_id=None)]
+        try:
+            decoded = yield from _decode(ctx, document, found, writes.get(at, []), metadata)
+        except Hole as hole:
+            if (yield from _changed_meanwhile(document, hole)):
+                row = yield from _get_tuple(ctx, at)
+                if row is not None:
+                    tuples.append(row)
+            continue
+        tuples.append(decoded.row)
+    return blobs, tuples
+
+
+def _ids(documents: Sequence[Document]) -> list[Any]:
+    return [document["checkpoint_id"] for document in documents]
+
+
+def _keys(documents: Sequence[Document]) -> list[Any]:
+    return list(dict.fromkeys(key for d in documents for key in codec.blob_keys(d)))
+
+
+def _any_of(scopes: Mapping[Address, Any], field: str, values: Any) -> Document:
+    """Any of the values of a field, each in the thread and namespace that it belongs to."""
+    parts = [
+        {
+            "thread_id": at.thread_id,
+            "checkpoint_ns": at.checkpoint_ns,
+            field: {"$in": values(documents)},
+        }
+        for at, documents in scopes.items()
+    ]
+    return parts[0] if len(parts) == 1 else {"$or": parts}
+
+
+def _blobs_of(
+    scopes: Mapping[Address, list[Document]], known: Mapping[Address, Mapping[bytes, Document]]
+) -> Plan[dict[Address, dict[bytes, Document]]]:
+    """Blobs of several checkpoints: heads, then chains; each one crosses the network once."""
+    blobs: dict[Address, dict[bytes, Document]] = {}
+    wanted = {at: _keys(documents) for at, documents in scopes.items()}
+    for step in ("heads", "chains"):
+        missing: dict[Address, list[bytes]] = {}
+        for at, keys in wanted.items():
+            have, old = blobs.setdefault(at, {}), known.get(at, {})
+            if step == "chains":
+                keys = [key for head in have.values() for key in head.get("chain", ())]
+            for key in dict.fromkeys(keys):
+                if key in old:
+                    have[key] = old[key]
+                elif key not in have:
+                    missing.setdefault(at, []).append(key)
+        if missing:
+            for blob in (yield Find(Name.BLOBS, _any_of(missing, "key", list))):
+                at = Address(blob["thread_id"], blob["checkpoint_ns"], None)
+                blobs[at][blob["key"]] = blob
+    return blobs

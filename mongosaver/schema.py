@@ -1,0 +1,107 @@
+"""Names: the collections, their indexes as data, the storage format's number and its limits.
+
+Given the collection `checkpoints` there are two siblings, named the way GridFS names its own:
+`checkpoints.writes` and `checkpoints.blobs`. Every unique index begins with `thread_id`, so that
+`{thread_id: 1}` can be a shard key and each command about one thread goes to one shard.
+
+This file is pure: it imports nothing of mongosaver but `errors`, and does no I/O.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Final
+
+Document = dict[str, Any]
+
+FORMAT: Final = 1
+"""Number of the storage format, in each document. A reader refuses what is missing or higher."""
+
+
+class Name(Enum):
+    """The three collections, by the suffix that follows the name of the user's collection."""
+
+    CHECKPOINTS = ""
+    WRITES = ".writes"
+    BLOBS = ".blobs"
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """One index: `keys` are (field, 1 or -1), and `reader` says which query needs it."""
+
+    keys: tuple[tuple[str, int], ...]
+    reader: str
+    unique: bool = False
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        return tuple(field for field, _ in self.keys)
+
+
+CHECKPOINT_KEY: Final = ("thread_id", "checkpoint_ns", "checkpoint_id")
+WRITE_KEY: Final = (*CHECKPOINT_KEY, "task_id", "idx", "part")
+BLOB_KEY: Final = ("thread_id", "checkpoint_ns", "key")
+
+INDEXES: Final[Mapping[Name, tuple[Index, ...]]] = {
+    Name.CHECKPOINTS: (
+        Index(
+            (("thread_id", 1), ("checkpoint_ns", 1), ("checkpoint_id", -1)),
+            "get_tuple and list of one thread, newest first",
+            unique=True,
+        ),
+        Index(
+            (("checkpoint_id", -1), ("thread_id", 1), ("checkpoint_ns", 1)),
+            "list(None): all threads, newest first",
+        ),
+    ),
+    Name.WRITES: (
+        Index(
+            tuple((field, 1) for field in WRITE_KEY),
+            "pending writes of a checkpoint; one document per slot",
+            unique=True,
+        ),
+    ),
+    Name.BLOBS: (
+        Index(
+            tuple((field, 1) for field in BLOB_KEY),
+            "values of a checkpoint; one document per key",
+            unique=True,
+        ),
+    ),
+}
+
+MAX_DOCUMENT: Final = 16 * 1024 * 1024
+"""MongoDB's limit for one document, in bytes (MongoDB manual, "BSON document size")."""
+
+MAX_PAYLOAD: Final = MAX_DOCUMENT - 256 * 1024
+"""What payloads may take of a document: the rest is for field names, ids and lists."""
+
+MAX_TRANSACTION: Final = 16 * 1024 * 1024
+"""Above this many bytes of new blobs a put goes in sequence (oplog entries, cache pressure)."""
+
+MAX_AGGREGATE: Final = 8 * 1024 * 1024
+"""Checkpoints with more payload bytes are read by finds: an aggregate's row ends at 16 MB."""
+
+SMALL_WRITE: Final = 32 * 1024
+"""Pending writes up to this size come with the aggregate, larger ones by a find."""
+
+MANY_WRITES: Final = 100
+"""At most so many pending writes come with the aggregate, for the same reason."""
+
+INLINE_ALWAYS: Final = 256
+"""Values up to this many bytes live in the checkpoint document."""
+
+INLINE_BUDGET: Final = 16 * 1024
+"""Bytes that the larger ones may take there, all together."""
+
+INLINE_REPEATS: Final = 8
+"""After so many checkpoints unchanged a larger value leaves for a blob."""
+
+PAGE: Final = 100
+"""Checkpoints read together by `list`."""
+
+OFF_LOOP: Final = 256 * 1024
+"""Above this many bytes, hashing, joining and loading are run off the event loop."""
