@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from hashlib import blake2b
-from typing import Any, Final, Union, cast
+from typing import Any, Final, cast
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import (
@@ -63,7 +63,7 @@ _SEARCH_VALUE: Final = 512
 _SEARCH_BUDGET: Final = 8 * 1024
 _ANY_KEY: Final = "*"
 
-Version = Union[str, int, float, None]
+Version = str | int | float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +145,7 @@ def _dump_metadata(serde: SerializerProtocol, metadata: Mapping[str, Any]) -> Pa
         for key, value in metadata.items():
             try:
                 serde.dumps_typed({key: value})
-            except Exception:
+            except Exception:  # noqa: BLE001 - whatever a serializer raises
                 _named(error, f"metadata key {key!r}")
                 break
         raise
@@ -271,8 +271,10 @@ class Draft:
 def _keeps(
     channel: str, entry: Inline | Blob, versions: ChannelVersions, changed: Collection[str]
 ) -> bool:
-    """Whether a channel's value is the parent's: by version, because a copy of a checkpoint is
-    put beside it, on its parent, with nothing declared new and values the parent does not have.
+    """Whether a channel's value is the parent's.
+
+    Versions tell: a copy of a checkpoint is put beside it, on its parent, with nothing declared
+    new and with values that the parent does not have.
     """
     return channel not in changed and channel in versions and versions[channel] == entry.version
 
@@ -490,8 +492,9 @@ class EncodedWrites:
 
 
 def _parts(payload: Payload) -> list[tuple[int, bytes]]:
-    """A payload's parts with their numbers: 0 for the first, and for others a number made from
-    their content, so that two payloads written to one slot at a time do not mix.
+    """A payload's parts with their numbers: 0, and for later parts one made from the content.
+
+    So two payloads that are written to one slot at a time do not mix.
     """
     data = payload.data
     if len(data) <= _PART:

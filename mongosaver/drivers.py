@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final, TypeVar
 
 from bson.codec_options import CodecOptions
@@ -136,8 +137,9 @@ _LASTING: Final = (DuplicateKeyError, BulkWriteError, ServerSelectionTimeoutErro
 
 
 def _is_transient(error: PyMongoError) -> bool:
-    """Whether the whole transaction may be tried again. A duplicate key never goes away, and a
-    server that could not be found has been waited for long enough.
+    """Whether the whole transaction may be tried again.
+
+    A duplicate key never goes away, and a server that could not be found has been waited for.
     """
     return not isinstance(error, _LASTING) and error.has_error_label("TransientTransactionError")
 
@@ -232,10 +234,9 @@ class Driver:
         return False
 
     def _abort(self, session: Any) -> None:
-        try:
+        # The server ends it by itself in the end; the first error is the one that counts.
+        with suppress(PyMongoError):
             session.abort_transaction()
-        except PyMongoError:
-            pass  # the server ends it by itself; the first error is the one that counts
 
     def _commit(self, session: Any) -> bool:
         for last in (False,) * (_TRIES - 1) + (True,):
@@ -373,10 +374,9 @@ class AsyncDriver:
         return False
 
     async def _abort(self, session: Any) -> None:
-        try:
+        # The server ends it by itself in the end; the first error is the one that counts.
+        with suppress(PyMongoError):
             await session.abort_transaction()
-        except PyMongoError:
-            pass  # the server ends it by itself; the first error is the one that counts
 
     async def _commit(self, session: Any) -> bool:
         for last in (False,) * (_TRIES - 1) + (True,):

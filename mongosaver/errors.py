@@ -1,19 +1,19 @@
 """Everything mongosaver raises by itself, drawn as one tree.
 
     MongoSaverError
-    ├── UsageError                      the caller's fault; nothing was sent
-    │   ├── CollectionTypeError         (TypeError)   not the kind of collection this saver takes
-    │   ├── ConfigurationError          (ValueError)  an option that cannot work, such as w=0
-    │   ├── IdentifierTypeError         (TypeError)   an identifier that is no text
-    │   ├── IdentifierValueError        (ValueError)  text that is no identifier: empty, NUL, surrogate
-    │   ├── PayloadTooLarge             (ValueError)  more than one MongoDB document can hold
-    │   └── EventLoopError              (RuntimeError) a blocking call where it would block its own loop
-    └── StateError                      what is in the database is not what is needed
-        ├── ForeignDocument             written by something else
-        ├── FormatTooNew                written by a newer mongosaver
-        ├── SetupRefused                indexes could not be made
-        ├── CollationRefused            the collection compares text by a collation
-        └── IncompleteCheckpoint        a stored value that a checkpoint needs is not there
+    ├── UsageError                  the caller's fault; nothing was sent
+    │   ├── CollectionTypeError     TypeError: not the kind of collection this saver takes
+    │   ├── ConfigurationError      ValueError: an option that cannot work, such as w=0
+    │   ├── IdentifierTypeError     TypeError: an identifier that is no text
+    │   ├── IdentifierValueError    ValueError: text that is no identifier
+    │   ├── PayloadTooLarge         ValueError: more than one MongoDB document can hold
+    │   └── EventLoopError          RuntimeError: a blocking call that would block its own loop
+    └── StateError                  what is in the database is not what is needed
+        ├── ForeignDocument         written by something else
+        ├── FormatTooNew            written by a newer mongosaver
+        ├── SetupRefused            indexes could not be made
+        ├── CollationRefused        the collection compares text by a collation
+        └── IncompleteCheckpoint    a stored value that a checkpoint needs is not there
 
 Each message says what was found, where, and what mends it. PyMongo's own errors pass through
 unwrapped wherever mongosaver has nothing to add: callers rely on their codes and labels.

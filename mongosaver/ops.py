@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar, Union
+from typing import Any, TypeVar
 
 from mongosaver.schema import Document, Index, Name
 
@@ -56,7 +56,7 @@ class Insert:
 
 @dataclass(frozen=True, slots=True)
 class Replace:
-    """The one document at `filter` becomes `document`, whether it was there or not. Result: None."""
+    """The document at `filter` becomes `document`, whether it was there or not. Result: None."""
 
     collection: Name
     filter: Document
@@ -122,17 +122,17 @@ class Compute:
     size: int
 
 
-Op = Union[
-    Find,
-    Aggregate,
-    Insert,
-    Replace,
-    Updates,
-    Delete,
-    Together,
-    Collections,
-    CreateIndexes,
-    Compute,
-]
+Op = (
+    Find
+    | Aggregate
+    | Insert
+    | Replace
+    | Updates
+    | Delete
+    | Together
+    | Collections
+    | CreateIndexes
+    | Compute
+)
 
 Plan = Generator[Op, Any, T]

@@ -479,9 +479,8 @@ def _blobs_of(
         missing: dict[Address, list[bytes]] = {}
         for at, keys in wanted.items():
             have, old = blobs.setdefault(at, {}), known.get(at, {})
-            if step == "chains":
-                keys = [key for head in have.values() for key in head.get("chain", ())]
-            for key in dict.fromkeys(keys):
+            chains = [key for head in have.values() for key in head.get("chain", ())]
+            for key in dict.fromkeys(keys if step == "heads" else chains):
                 if key in old:
                     have[key] = old[key]
                 elif key not in have:
