@@ -16,7 +16,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterable
 
-from mongosaver.codec import Facts
+from mongosaver.codec import Facts, Inline
 from mongosaver.identifiers import Address
 
 
@@ -27,6 +27,12 @@ class Cache:
         self._size = size
         self._lock = threading.Lock()
         self._facts: OrderedDict[Address, Facts] = OrderedDict()
+        self._inline: OrderedDict[tuple[str, str], None] = OrderedDict()
+
+    def is_inline(self, at: Address) -> bool:
+        """Whether the last checkpoint seen of a thread and namespace had all its values inline."""
+        with self._lock:
+            return (at.thread_id, at.checkpoint_ns) in self._inline
 
     def get(self, address: Address) -> Facts | None:
         with self._lock:
@@ -39,8 +45,14 @@ class Cache:
         with self._lock:
             self._facts[address] = facts
             self._facts.move_to_end(address)
-            while len(self._facts) > self._size:
+            if len(self._facts) > self._size:
                 self._facts.popitem(last=False)
+            scope = (address.thread_id, address.checkpoint_ns)
+            self._inline.pop(scope, None)
+            if all(isinstance(entry, Inline) for entry in facts.values()):
+                self._inline[scope] = None
+                if len(self._inline) > self._size:
+                    self._inline.popitem(last=False)
 
     def forget_threads(self, thread_ids: Iterable[str]) -> None:
         gone = set(thread_ids)

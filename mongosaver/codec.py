@@ -50,14 +50,17 @@ from mongosaver.schema import (
     INLINE_BUDGET,
     INLINE_REPEATS,
     MAX_PAYLOAD,
+    SMALL_WRITE,
     WRITE_KEY,
+    WRITE_PART,
     Document,
 )
 from mongosaver.segments import Stored
 
 TASKS: Final = "__pregel_tasks"
 _Snapshot: Final = getattr(serde_types, "_DeltaSnapshot", ())
-_PART: Final = 8 * 1024 * 1024
+SENDS_VERSION: Final = 4
+"""Checkpoints of an earlier version leave queued sends among their parent's writes."""
 _ALWAYS_SEARCHABLE: Final = frozenset({"source", "step", "run_id"})
 _SEARCH_VALUE: Final = 512
 _SEARCH_BUDGET: Final = 8 * 1024
@@ -159,15 +162,22 @@ def plain(serde: SerializerProtocol) -> bool:
 # --- searching metadata ------------------------------------------------------------------------
 
 
+def _is_text(value: object) -> bool:
+    """Whether the value is a string that BSON can hold: one without lone surrogates."""
+    return isinstance(value, str) and (
+        value.isascii() or value == value.encode(errors="ignore").decode()
+    )
+
+
 def _is_path(key: object) -> bool:
     """Whether MongoDB takes the key as the name of one field, and nothing else."""
     return (
         isinstance(key, str)
+        and _is_text(key)
         and bool(key)
         and "." not in key
         and "\0" not in key
         and not key.startswith("$")
-        and (key.isascii() or key == key.encode(errors="ignore").decode())
     )
 
 
@@ -177,7 +187,7 @@ def _is_exact(value: object) -> bool:
         return True
     if type(value) is int:
         return -(2**63) <= value < 2**63
-    return type(value) is str and len(value) <= _SEARCH_VALUE
+    return type(value) is str and len(value) <= _SEARCH_VALUE and _is_text(value)
 
 
 def searchable(metadata: Mapping[str, Any], *, everything: bool) -> tuple[Document, list[str]]:
@@ -199,7 +209,7 @@ def searchable(metadata: Mapping[str, Any], *, everything: bool) -> tuple[Docume
             budget -= len(key) + (len(value) if isinstance(value, str) else 8)
         elif rest != [_ANY_KEY]:
             budget -= len(key)
-            rest = [*rest, key] if budget > 0 else [_ANY_KEY]
+            rest = [*rest, key] if budget > 0 and _is_text(key) else [_ANY_KEY]
     return search, rest
 
 
@@ -213,9 +223,9 @@ def narrowing(filter: Mapping[str, Any]) -> list[Document]:
         if value is None:
             wanted = [None]
         elif isinstance(value, str):
-            wanted = [str.__str__(value)]
-            if wanted[0] != wanted[0].encode(errors="ignore").decode():
+            if not _is_text(value):
                 continue
+            wanted = [str.__str__(value)]
         elif isinstance(value, (int, float)) and _is_exact(value) and value == value:
             # Python holds 1, 1.0 and True for equal; MongoDB knows this of numbers only.
             wanted = [value] if type(value) is not bool else [int(value)]
@@ -249,6 +259,7 @@ class Draft:
     address: Address
     parent: str | None
     run_id: str | None
+    v: Any
     versions: ChannelVersions
     changed: frozenset[str]
     checkpoint: Payload
@@ -321,6 +332,7 @@ def draft(
         address=at.at(checkpoint_id),
         parent=at.checkpoint_id,
         run_id=identifiers.run(cast("Mapping[str, Any]", stored_metadata).get("run_id")),
+        v=checkpoint.get("v"),
         versions=versions,
         changed=changed,
         checkpoint=_dump_value(serde, "(the checkpoint itself)", own),
@@ -332,6 +344,11 @@ def draft(
         search=search,
         search_rest=rest,
     )
+
+
+def is_early(v: object) -> bool:
+    """Whether checkpoints of this version look for sends among their parent's writes."""
+    return isinstance(v, int) and v < SENDS_VERSION
 
 
 @dataclass(frozen=True, slots=True)
@@ -450,6 +467,7 @@ def encode(
         "checkpoint_ns": at.checkpoint_ns,
         "checkpoint_id": at.checkpoint_id,
         "parent_checkpoint_id": draft.parent,
+        **({"v": draft.v} if is_early(draft.v) else {}),
         **({} if draft.run_id is None else {"run_id": draft.run_id}),
         "type": draft.checkpoint.type,
         "checkpoint": draft.checkpoint.data,
@@ -492,12 +510,12 @@ class EncodedWrites:
 
 
 def _parts(payload: Payload) -> list[tuple[int, bytes]]:
-    """A payload's parts with their numbers: 0, and for later parts one made from the content.
+    """A payload's parts with their numbers: 0, and for further ones a number made from the content.
 
     So two payloads that are written to one slot at a time do not mix.
     """
     data = payload.data
-    if len(data) <= _PART:
+    if len(data) <= SMALL_WRITE:
         return [(0, data)]
     digest = blake2b(data, digest_size=16).digest()
     rest = [
@@ -505,11 +523,11 @@ def _parts(payload: Payload) -> list[tuple[int, bytes]]:
             1
             + int.from_bytes(blake2b(digest + at.to_bytes(8, "big"), digest_size=8).digest(), "big")
             % (2**62),
-            data[at : at + _PART],
+            data[at : at + WRITE_PART],
         )
-        for at in range(_PART, len(data), _PART)
+        for at in range(0, len(data), WRITE_PART)
     ]
-    return [(0, data[:_PART]), *rest]
+    return [(0, b""), *rest]
 
 
 def encode_writes(
@@ -676,9 +694,14 @@ def _value_of(entry: Document, blobs: Mapping[bytes, Document]) -> Payload:
     return Payload(head["type"], data)
 
 
-def load_writes(
-    serde: SerializerProtocol, documents: Iterable[Document]
-) -> list[tuple[str, Payload, PendingWrite]]:
+def sends_among(writes: Iterable[Document], parent: str | None) -> list[Document]:
+    """The sends that a parent left queued, among documents of pending writes."""
+    return [
+        write for write in writes if write["checkpoint_id"] == parent and write["channel"] == TASKS
+    ]
+
+
+def load_writes(serde: SerializerProtocol, documents: Iterable[Document]) -> list[PendingWrite]:
     """Pending writes of one checkpoint in `writes_sort_key` order.
 
     Raises:
@@ -701,10 +724,7 @@ def load_writes(
         payload = Payload(first["type"], data)
         rows.append(((first["task_path"], task_id, idx), first["channel"], payload))
     rows.sort(key=lambda row: row[0])
-    return [
-        (channel, payload, (key[1], channel, load(serde, payload)))
-        for key, channel, payload in rows
-    ]
+    return [(key[1], channel, load(serde, payload)) for key, channel, payload in rows]
 
 
 @dataclass(frozen=True, slots=True)
@@ -720,10 +740,9 @@ def decode(
     document: Document,
     blobs: Mapping[bytes, Document],
     writes: Iterable[Document],
+    sends: Iterable[Document] = (),
     *,
     metadata: dict[str, Any] | None = None,
-    checkpoint: dict[str, Any] | None = None,
-    sends: Sequence[Any] = (),
     next_version: Callable[[Any, None], Any] | None = None,
 ) -> Decoded:
     """A checkpoint tuple from documents.
@@ -733,16 +752,15 @@ def decode(
         document: The checkpoint document.
         blobs: Blob documents by key: its heads and their chains, and maybe others.
         writes: Documents of its pending writes, in any order.
+        sends: Documents of the sends that its parent left queued, for an early checkpoint, which
+            gets them as a channel value.
         metadata: Its metadata, where that was loaded before.
-        checkpoint: Its payload, where that was loaded before.
-        sends: Sends that its parent left queued, for checkpoints from before version 4, which
-            have them as a channel value then.
         next_version: Makes that channel's version where the checkpoint has no versions.
 
     Raises:
         Hole: A blob or a part of a write is missing.
     """
-    loaded = load_checkpoint(serde, document) if checkpoint is None else checkpoint
+    loaded = load_checkpoint(serde, document)
     values: dict[str, Any] = {
         entry["c"]: load(serde, Payload(entry["t"], entry["d"])) for entry in document["inline"]
     }
@@ -753,8 +771,9 @@ def decode(
         stored[channel] = stored_of(blobs[entry["k"]], channel, blobs)
     versions: ChannelVersions = loaded.get("channel_versions") or {}
     facts = facts_of(document, dict(versions), stored)
-    if sends:
-        values[TASKS] = list(sends)
+    queued = [write[2] for write in load_writes(serde, sends)]
+    if queued:
+        values[TASKS] = queued
         versions[TASKS] = (
             max(versions.values()) if versions or next_version is None else next_version(None, None)
         )
@@ -768,6 +787,6 @@ def decode(
             "CheckpointMetadata", load_metadata(serde, document) if metadata is None else metadata
         ),
         parent_config=config_of(at.at(parent)) if parent else None,
-        pending_writes=[write for _, _, write in load_writes(serde, writes)],
+        pending_writes=load_writes(serde, writes),
     )
     return Decoded(row, facts)

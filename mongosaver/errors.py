@@ -58,11 +58,15 @@ class PayloadTooLarge(UsageError, ValueError):
     """
 
     def __init__(self, what: str, size: int, limit: int, remedy: str) -> None:
-        self.what, self.size, self.limit = what, size, limit
+        self.what, self.size, self.limit, self.remedy = what, size, limit, remedy
         super().__init__(
             f"{what} takes {size:,} bytes serialized; at most {limit:,} fit into one MongoDB"
             f" document. Nothing was written. {remedy}"
         )
+
+    def __reduce__(self) -> tuple[type, tuple[object, ...]]:
+        # A process pool hands errors over by pickling them.
+        return type(self), (self.what, self.size, self.limit, self.remedy)
 
 
 class EventLoopError(UsageError, RuntimeError):
@@ -115,3 +119,7 @@ class IncompleteCheckpoint(StateError):
             " Something other than mongosaver removed it. Resume from another checkpoint of the"
             " thread, restore the blobs collection from a backup, or delete the thread."
         )
+
+    def __reduce__(self) -> tuple[type, tuple[object, ...]]:
+        where = (self.thread_id, self.checkpoint_ns, self.checkpoint_id)
+        return type(self), (*where, self.channel, bytes.fromhex(self.key))

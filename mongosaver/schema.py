@@ -86,7 +86,11 @@ MAX_AGGREGATE: Final = 8 * 1024 * 1024
 """Checkpoints with more payload bytes are read by finds: an aggregate's row ends at 16 MB."""
 
 SMALL_WRITE: Final = 32 * 1024
-"""Pending writes up to this size come with the aggregate, larger ones by a find."""
+"""Pending writes up to this size are one document; larger ones leave their data to further parts,
+so that an aggregate that reads part 0 of each stays far below its limit."""
+
+WRITE_PART: Final = 8 * 1024 * 1024
+"""Bytes of one further part of a large pending write."""
 
 MANY_WRITES: Final = 100
 """At most so many pending writes come with the aggregate, for the same reason."""

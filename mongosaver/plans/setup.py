@@ -48,12 +48,15 @@ def setup(ctx: Context) -> Plan[None]:
         for collection, indexes in INDEXES.items():
             yield CreateIndexes(collection, indexes)
     except OperationFailure as error:
-        raise _explained(error) from error
+        explained = _explained(error)
+        if explained is None:
+            raise
+        raise explained from error
     ctx.shared.ready = True
 
 
-def _explained(error: OperationFailure) -> Exception:
-    """The error with its remedy where there is one; else the error itself."""
+def _explained(error: OperationFailure) -> SetupRefused | None:
+    """The error with its remedy, where there is one."""
     if error.code == _UNAUTHORIZED:
         return SetupRefused(
             "the indexes could not be made: this user lacks a privilege"
@@ -71,7 +74,7 @@ def _explained(error: OperationFailure) -> Exception:
             "an index with the same keys or the same name but other options is in the way"
             f" ({_reason(error)}). Drop that index, then call setup() again."
         )
-    return error
+    return None
 
 
 def _reason(error: OperationFailure) -> str:
