@@ -16,7 +16,7 @@ This file is pure: it imports nothing of mongosaver but `segments`, `schema`, `i
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from hashlib import blake2b
 from typing import Any, Final, cast
@@ -51,6 +51,7 @@ from mongosaver.schema import (
     INLINE_REPEATS,
     MAX_PAYLOAD,
     SMALL_WRITE,
+    TAIL,
     WRITE_KEY,
     WRITE_PART,
     Document,
@@ -92,12 +93,33 @@ class Inline:
 
 @dataclass(frozen=True, slots=True)
 class Blob:
-    """A value that lies in the blobs collection; `stored` where its segments are known."""
+    """A value that lies in the blobs collection, maybe with a tail in the checkpoint document.
+
+    Attributes:
+        version: The channel's version.
+        key: The head blob.
+        size: Bytes of the whole value.
+        stored: How the blobs hold it, where that is known.
+        tail: The value's own header, and the bytes that follow those in the blobs.
+        repeats: For how many checkpoints a tail has been repeated unchanged.
+    """
 
     version: Version
     key: bytes
     size: int
     stored: Stored | None
+    tail: tuple[bytes, bytes] | None = None
+    repeats: int = 0
+
+    @property
+    def inline_size(self) -> int:
+        """Bytes of it in the checkpoint document."""
+        return len(self.tail[1]) if self.tail else 0
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether its tail has been repeated for long enough."""
+        return self.repeats >= INLINE_REPEATS and self.inline_size > INLINE_ALWAYS
 
 
 Facts = Mapping[str, Inline | Blob]
@@ -238,6 +260,8 @@ def narrowing(filter: Mapping[str, Any]) -> list[Document]:
                 "$or": [
                     {f"search.{key}": {"$in": wanted}},
                     {"search_rest": {"$in": [key, _ANY_KEY]}},
+                    # What something else wrote is found too, and refused when it is read.
+                    {"format": {"$ne": FORMAT}},
                 ]
             }
         )
@@ -319,6 +343,7 @@ def draft(
         channel
         for channel, entry in (parent_facts or {}).items()
         if _keeps(channel, entry, versions, changed)
+        and not (isinstance(entry, Blob) and entry.is_stale)
     }
     handed = {
         _name(channel): value
@@ -353,11 +378,15 @@ def is_early(v: object) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where each value of a put goes: into the document, where it is already, or a new blob."""
+    """Where each value of a put goes: into the document, where it is already, or a new blob.
+
+    `whole` names those new blobs that take all of the value and leave no tail in the document.
+    """
 
     inline: dict[str, Inline]
     kept: dict[str, Blob]
     blobs: dict[str, Payload]
+    whole: frozenset[str]
 
 
 def place(draft: Draft, parent: Facts) -> Placement:
@@ -373,12 +402,15 @@ def place(draft: Draft, parent: Facts) -> Placement:
     for channel, entry in parent.items():
         if not _keeps(channel, entry, draft.versions, draft.changed):
             continue
-        if isinstance(entry, Blob):
-            kept[channel] = entry
-        else:
+        if isinstance(entry, Inline):
             inline[channel] = Inline(entry.version, entry.payload, entry.repeats + 1)
+        elif entry.is_stale and channel in draft.values:
+            blobs[channel] = draft.values[channel]
+        else:
+            kept[channel] = replace(entry, repeats=entry.repeats + 1) if entry.tail else entry
+    whole = frozenset(blobs)
     for channel, payload in draft.values.items():
-        if channel in kept or channel in inline:
+        if channel in kept or channel in inline or channel in blobs:
             continue
         if channel in draft.snapshots or len(payload.data) > INLINE_BUDGET:
             blobs[channel] = payload
@@ -395,7 +427,14 @@ def place(draft: Draft, parent: Facts) -> Placement:
         if total > INLINE_BUDGET or inline[channel].repeats > INLINE_REPEATS:
             blobs[channel] = inline.pop(channel).payload
             total -= size
-    return Placement(inline, kept, blobs)
+    return Placement(inline, kept, blobs, whole)
+
+
+def _tail_fields(entry: Blob) -> Document:
+    if entry.tail is None:
+        return {}
+    head, data = entry.tail
+    return {"h": head, "d": data, **({"n": entry.repeats} if entry.repeats else {})}
 
 
 @dataclass(frozen=True, slots=True)
@@ -426,11 +465,17 @@ def encode(
     facts: dict[str, Inline | Blob] = {**placement.inline, **placement.kept}
     pieces: list[Document] = []
     blob_bytes = 0
+    room = INLINE_BUDGET - sum(entry.inline_size for entry in placement.kept.values())
     for channel, payload in placement.blobs.items():
         version = draft.versions.get(channel)
-        new, stored = segments.plan(
-            channel, version, payload.type, payload.data, bases.get(channel)
-        )
+        base = bases.get(channel)
+        if base is not None and channel not in placement.whole:
+            tail = segments.tail(payload.type, payload.data, base, min(TAIL, room))
+            if tail is not None:
+                facts[channel] = Blob(version, base.key, len(payload.data), base, tail)
+                room -= len(tail[1])
+                continue
+        new, stored = segments.plan(channel, version, payload.type, payload.data, base)
         facts[channel] = Blob(version, stored.key, len(payload.data), stored)
         for piece in new:
             blob_bytes += len(piece.data)
@@ -451,7 +496,9 @@ def encode(
                     "created_at": now,
                 }
             )
-    inline_bytes = sum(entry.size for entry in placement.inline.values())
+    inline_bytes = sum(
+        entry.size if isinstance(entry, Inline) else entry.inline_size for entry in facts.values()
+    )
     fixed = len(draft.checkpoint.data) + len(draft.metadata.data) + inline_bytes
     if fixed > MAX_PAYLOAD:
         if len(draft.metadata.data) >= len(draft.checkpoint.data):
@@ -481,7 +528,7 @@ def encode(
             for channel, entry in placement.inline.items()
         ],
         "blobs": [
-            {"c": channel, "k": entry.key, "size": entry.size}
+            {"c": channel, "k": entry.key, "size": entry.size, **_tail_fields(entry)}
             for channel, entry in facts.items()
             if isinstance(entry, Blob)
         ],
@@ -657,7 +704,14 @@ def facts_of(document: Document, versions: ChannelVersions, stored: Mapping[str,
     }
     for entry in document["blobs"]:
         channel = entry["c"]
-        facts[channel] = Blob(versions.get(channel), entry["k"], entry["size"], stored.get(channel))
+        facts[channel] = Blob(
+            versions.get(channel),
+            entry["k"],
+            entry["size"],
+            stored.get(channel),
+            (entry["h"], entry["d"]) if "d" in entry else None,
+            entry.get("n", 0),
+        )
     return facts
 
 
@@ -688,7 +742,9 @@ def _value_of(entry: Document, blobs: Mapping[bytes, Document]) -> Payload:
             raise Hole(entry["c"], key)
         parts.append(segment["data"])
     parts.append(head["data"])
-    data = segments.join(head["head"], parts)
+    if "d" in entry:
+        parts.append(entry["d"])
+    data = segments.join(entry["h"] if "d" in entry else head["head"], parts)
     if len(data) != entry["size"]:
         raise Hole(entry["c"], entry["k"])
     return Payload(head["type"], data)

@@ -32,17 +32,20 @@ from mongosaver.ops import (
     Aggregate,
     Collections,
     Compute,
+    Count,
     CreateIndexes,
     Delete,
     Find,
     Insert,
+    Merge,
     Op,
     Plan,
     Replace,
     Together,
+    UpdateMany,
     Updates,
 )
-from mongosaver.schema import OFF_LOOP, Document, Name
+from mongosaver.schema import OFF_LOOP, Document, Index, Name
 
 T = TypeVar("T")
 
@@ -121,12 +124,28 @@ def _find_options(op: Find) -> dict[str, Any]:
     return options
 
 
+def _merging(bound: _Bound, op: Merge) -> list[Document]:
+    into = {
+        "into": bound[op.collection].name,
+        "on": list(op.key),
+        "whenMatched": "keepExisting",
+        "whenNotMatched": "insert",
+    }
+    return [*op.pipeline, {"$merge": into}]
+
+
 def _updates(op: Updates) -> list[UpdateOne]:
     return [UpdateOne(each.filter, each.update, upsert=True) for each in op.updates]
 
 
 def _indexes(op: CreateIndexes) -> list[IndexModel]:
-    return [IndexModel(list(index.keys), unique=index.unique) for index in op.indexes]
+    return [IndexModel(list(index.keys), **_index_options(index)) for index in op.indexes]
+
+
+def _index_options(index: Index) -> dict[str, Any]:
+    if index.partial is None:
+        return {"unique": index.unique}
+    return {"unique": index.unique, "partialFilterExpression": dict(index.partial)}
 
 
 def _collection_filter(bound: _Bound) -> Document:
@@ -201,6 +220,16 @@ class Driver:
     def _update(self, op: Updates) -> None:
         self.bound[op.collection].bulk_write(_updates(op), ordered=False)
 
+    def _update_many(self, op: UpdateMany) -> int:
+        return int(self.bound[op.collection].update_many(op.filter, op.update).matched_count)
+
+    def _merge(self, op: Merge) -> None:
+        stages = _merging(self.bound, op)
+        self.bound[op.collection].aggregate(stages, hint=op.hint).to_list()
+
+    def _count(self, op: Count) -> int:
+        return int(self.bound[op.collection].count_documents(op.filter))
+
     def _delete(self, op: Delete) -> int:
         return int(self.bound[op.collection].delete_many(op.filter).deleted_count)
 
@@ -257,6 +286,9 @@ class Driver:
         Insert: _insert,
         Replace: _replace,
         Updates: _update,
+        UpdateMany: _update_many,
+        Merge: _merge,
+        Count: _count,
         Delete: _delete,
         Together: _together,
         Collections: _collections,
@@ -335,6 +367,18 @@ class AsyncDriver:
     async def _update(self, op: Updates) -> None:
         await self.bound[op.collection].bulk_write(_updates(op), ordered=False)
 
+    async def _update_many(self, op: UpdateMany) -> int:
+        done = await self.bound[op.collection].update_many(op.filter, op.update)
+        return int(done.matched_count)
+
+    async def _merge(self, op: Merge) -> None:
+        stages = _merging(self.bound, op)
+        cursor = await _awaited(self.bound[op.collection].aggregate(stages, hint=op.hint))
+        await cursor.to_list(None)
+
+    async def _count(self, op: Count) -> int:
+        return int(await self.bound[op.collection].count_documents(op.filter))
+
     async def _delete(self, op: Delete) -> int:
         return int((await self.bound[op.collection].delete_many(op.filter)).deleted_count)
 
@@ -397,6 +441,9 @@ class AsyncDriver:
         Insert: _insert,
         Replace: _replace,
         Updates: _update,
+        UpdateMany: _update_many,
+        Merge: _merge,
+        Count: _count,
         Delete: _delete,
         Together: _together,
         Collections: _collections,

@@ -80,6 +80,37 @@ class Updates:
 
 
 @dataclass(frozen=True, slots=True)
+class UpdateMany:
+    """One update of all documents that match; none is made. Result: how many matched."""
+
+    collection: Name
+    filter: Document
+    update: Document
+
+
+@dataclass(frozen=True, slots=True)
+class Merge:
+    """What a pipeline gives becomes new documents of the same collection, on the server.
+
+    A document that is there already, by the unique index `key`, stays. `hint` are the keys of the
+    index to read by. Result: None.
+    """
+
+    collection: Name
+    pipeline: Sequence[Document]
+    key: tuple[str, ...]
+    hint: Document
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """How many documents match."""
+
+    collection: Name
+    filter: Document
+
+
+@dataclass(frozen=True, slots=True)
 class Delete:
     """All documents that match. Result: how many were there."""
 
@@ -128,6 +159,9 @@ Op = (
     | Insert
     | Replace
     | Updates
+    | UpdateMany
+    | Merge
+    | Count
     | Delete
     | Together
     | Collections

@@ -30,11 +30,15 @@ class Name(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """One index: `keys` are (field, 1 or -1), and `reader` says which query needs it."""
+    """One index: `keys` are (field, 1 or -1), and `reader` says which query needs it.
+
+    `partial` limits it to documents that match, so that the others cost nothing.
+    """
 
     keys: tuple[tuple[str, int], ...]
     reader: str
     unique: bool = False
+    partial: Document | None = None
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -44,6 +48,13 @@ class Index:
 CHECKPOINT_KEY: Final = ("thread_id", "checkpoint_ns", "checkpoint_id")
 WRITE_KEY: Final = (*CHECKPOINT_KEY, "task_id", "idx", "part")
 BLOB_KEY: Final = ("thread_id", "checkpoint_ns", "key")
+
+_BY_RUN: Final = Index(
+    (("run_id", 1),),
+    "delete_for_runs",
+    # The planner uses an index that is partial by $exists, not one by $type.
+    partial={"run_id": {"$exists": True}},
+)
 
 INDEXES: Final[Mapping[Name, tuple[Index, ...]]] = {
     Name.CHECKPOINTS: (
@@ -56,6 +67,7 @@ INDEXES: Final[Mapping[Name, tuple[Index, ...]]] = {
             (("checkpoint_id", -1), ("thread_id", 1), ("checkpoint_ns", 1)),
             "list(None): all threads, newest first",
         ),
+        _BY_RUN,
     ),
     Name.WRITES: (
         Index(
@@ -63,6 +75,7 @@ INDEXES: Final[Mapping[Name, tuple[Index, ...]]] = {
             "pending writes of a checkpoint; one document per slot",
             unique=True,
         ),
+        _BY_RUN,
     ),
     Name.BLOBS: (
         Index(
@@ -100,6 +113,10 @@ INLINE_ALWAYS: Final = 256
 
 INLINE_BUDGET: Final = 16 * 1024
 """Bytes that the larger ones may take there, all together."""
+
+TAIL: Final = 3 * 1024
+"""What a value has added since it was stored as a blob may wait in the checkpoint documents up to
+this many bytes, so that most puts of a growing value are one insert."""
 
 INLINE_REPEATS: Final = 8
 """After so many checkpoints unchanged a larger value leaves for a blob."""

@@ -39,6 +39,7 @@ __all__ = [
     "plan",
     "split",
     "stored",
+    "tail",
 ]
 
 KEY_BYTES = 16
@@ -245,6 +246,30 @@ def plan(
     own = Piece(key, head, chain, bytes(body[start:]), size, digests[size], is_head=True)
     pieces.append(own)
     return pieces, Stored(type_, (*segments, own.segment))
+
+
+def tail(type_: str, payload: bytes, base: Stored, limit: int) -> tuple[bytes, bytes] | None:
+    """What a payload adds to the end of a stored one.
+
+    Args:
+        type_: The serializer's tag.
+        payload: The serializer's bytes.
+        base: How the former value is stored.
+        limit: The most bytes that are wanted.
+
+    Returns:
+        The payload's header and the bytes of its body behind the stored one's; None where its body
+        does not begin with all of that, or goes on for longer than `limit`.
+    """
+    if base.type != type_ or type_ not in SHARED_TYPES:
+        return None
+    head, body = split(type_, payload)
+    own = base.segments[-1]
+    if own.end == 0 or not 0 <= len(body) - own.end <= limit:
+        return None
+    if blake2b(body[: own.end], digest_size=KEY_BYTES).digest() != own.digest:
+        return None
+    return head, bytes(body[own.end :])
 
 
 def join(head: bytes, parts: Sequence[bytes]) -> bytes:

@@ -591,8 +591,8 @@ class _Engine:
     def sweep(self) -> None:
         """Remove containers whose keeper was killed itself."""
         place = _place()
-        for container in self.client.containers.list(all=True, filters={"label": _LABEL}):
-            where, _, pid = container.labels.get(f"{_LABEL}.keeper", "").rpartition(":")
+        for container in _labelled(self.client, _LABEL):
+            where, _, pid = container.attrs["Labels"].get(f"{_LABEL}.keeper", "").rpartition(":")
             if where == place and not _alive(int(pid)):
                 with contextlib.suppress(self.errors.APIError):
                     container.remove(force=True, v=True)
@@ -708,11 +708,18 @@ def _place() -> str:
 def _alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
+        # One that nobody has waited for yet can still be signalled.
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except ProcessLookupError:
         return False
-    except PermissionError:
+    except (OSError, IndexError):
         return True
-    return True
+
+
+def _labelled(client: Any, label: str) -> list[Any]:
+    # Sparse: without looking at each, which may be gone by then.
+    found: list[Any] = client.containers.list(all=True, sparse=True, filters={"label": label})
+    return found
 
 
 def _remove_containers(spec: Mapping[str, Any]) -> None:
@@ -725,7 +732,7 @@ def _remove_containers(spec: Mapping[str, Any]) -> None:
     watch_until = now if os.getppid() == spec["owner"] else now + 3
     try:
         while True:
-            found = client.containers.list(all=True, filters={"label": f"{_LABEL}={spec['token']}"})
+            found = _labelled(client, f"{_LABEL}={spec['token']}")
             if not found and time.monotonic() >= watch_until:
                 return
             if time.monotonic() > now + 30:
