@@ -33,6 +33,7 @@ from mongosaver.ops import (
     Collections,
     Compute,
     Count,
+    CreateCollection,
     CreateIndexes,
     Delete,
     Find,
@@ -93,6 +94,15 @@ class _Bound:
             for stage in stages
         ]
 
+    def collection_filter(self) -> Document:
+        """Condition of `listCollections` on our three."""
+        return {"name": {"$in": [collection.name for collection in self.collections.values()]}}
+
+    def by_name(self, found: Sequence[Document]) -> dict[Name, Document]:
+        """What `listCollections` said of each of our three."""
+        names = {collection.name: name for name, collection in self.collections.items()}
+        return {names[document["name"]]: document for document in found}
+
     def has_transactions(self) -> bool:
         """Whether to try one: on a replica set, or where nothing is known yet."""
         if self.refuses_transactions:
@@ -148,10 +158,6 @@ def _index_options(index: Index) -> dict[str, Any]:
     return {"unique": index.unique, "partialFilterExpression": dict(index.partial)}
 
 
-def _collection_filter(bound: _Bound) -> Document:
-    return {"name": {"$in": [collection.name for collection in bound.collections.values()]}}
-
-
 _LASTING: Final = (DuplicateKeyError, BulkWriteError, ServerSelectionTimeoutError)
 
 
@@ -164,7 +170,10 @@ def _is_transient(error: PyMongoError) -> bool:
 
 
 def _is_unknown(error: PyMongoError) -> bool:
-    return error.has_error_label("UnknownTransactionCommitResult")
+    """Whether a commit may be tried again, since it is not known what became of it."""
+    return not isinstance(error, _LASTING) and error.has_error_label(
+        "UnknownTransactionCommitResult"
+    )
 
 
 # --- blocking ----------------------------------------------------------------------------------
@@ -233,8 +242,12 @@ class Driver:
     def _delete(self, op: Delete) -> int:
         return int(self.bound[op.collection].delete_many(op.filter).deleted_count)
 
-    def _collections(self, op: Collections) -> list[Document]:
-        return list(self.bound.database.list_collections(filter=_collection_filter(self.bound)))
+    def _collections(self, op: Collections) -> dict[Name, Document]:
+        cursor = self.bound.database.list_collections(filter=self.bound.collection_filter())
+        return self.bound.by_name(list(cursor))
+
+    def _create_collection(self, op: CreateCollection) -> None:
+        self.bound.database.command({"create": self.bound[op.collection].name, **op.options})
 
     def _create_indexes(self, op: CreateIndexes) -> None:
         self.bound[op.collection].create_indexes(_indexes(op))
@@ -268,17 +281,28 @@ class Driver:
             session.abort_transaction()
 
     def _commit(self, session: Any) -> bool:
-        for last in (False,) * (_TRIES - 1) + (True,):
+        for _ in range(_TRIES):
             try:
                 session.commit_transaction()
             except PyMongoError as error:
-                if _is_transient(error) or (last and _is_unknown(error)):
-                    return False
-                if not _is_unknown(error):
+                if _is_unknown(error):
+                    continue
+                self._supersede(session)
+                if not _is_transient(error):
                     raise
+                return False
             else:
                 return True
+        self._supersede(session)
         return False
+
+    def _supersede(self, session: Any) -> None:
+        # Without an answer the transaction may still be open, holding what the sequence is about
+        # to write. The first command of a newer one of the same session ends it.
+        with suppress(PyMongoError):
+            session.start_transaction()
+            self.bound[Name.CHECKPOINTS].find_one({"thread_id": ""}, session=session)
+            session.abort_transaction()
 
     _HOW: Mapping[type, Callable[[Any, Any], Any]] = {
         Find: _find,
@@ -292,6 +316,7 @@ class Driver:
         Delete: _delete,
         Together: _together,
         Collections: _collections,
+        CreateCollection: _create_collection,
         CreateIndexes: _create_indexes,
         Compute: _compute,
     }
@@ -382,12 +407,14 @@ class AsyncDriver:
     async def _delete(self, op: Delete) -> int:
         return int((await self.bound[op.collection].delete_many(op.filter)).deleted_count)
 
-    async def _collections(self, op: Collections) -> list[Document]:
+    async def _collections(self, op: Collections) -> dict[Name, Document]:
         cursor = await _awaited(
-            self.bound.database.list_collections(filter=_collection_filter(self.bound))
+            self.bound.database.list_collections(filter=self.bound.collection_filter())
         )
-        found: list[Document] = await cursor.to_list(None)
-        return found
+        return self.bound.by_name(await cursor.to_list(None))
+
+    async def _create_collection(self, op: CreateCollection) -> None:
+        await self.bound.database.command({"create": self.bound[op.collection].name, **op.options})
 
     async def _create_indexes(self, op: CreateIndexes) -> None:
         await self.bound[op.collection].create_indexes(_indexes(op))
@@ -423,17 +450,28 @@ class AsyncDriver:
             await session.abort_transaction()
 
     async def _commit(self, session: Any) -> bool:
-        for last in (False,) * (_TRIES - 1) + (True,):
+        for _ in range(_TRIES):
             try:
                 await session.commit_transaction()
             except PyMongoError as error:
-                if _is_transient(error) or (last and _is_unknown(error)):
-                    return False
-                if not _is_unknown(error):
+                if _is_unknown(error):
+                    continue
+                await self._supersede(session)
+                if not _is_transient(error):
                     raise
+                return False
             else:
                 return True
+        await self._supersede(session)
         return False
+
+    async def _supersede(self, session: Any) -> None:
+        # Without an answer the transaction may still be open, holding what the sequence is about
+        # to write. The first command of a newer one of the same session ends it.
+        with suppress(PyMongoError):
+            session.start_transaction()
+            await self.bound[Name.CHECKPOINTS].find_one({"thread_id": ""}, session=session)
+            await session.abort_transaction()
 
     _HOW: Mapping[type, Callable[[Any, Any], Any]] = {
         Find: _find,
@@ -447,6 +485,7 @@ class AsyncDriver:
         Delete: _delete,
         Together: _together,
         Collections: _collections,
+        CreateCollection: _create_collection,
         CreateIndexes: _create_indexes,
         Compute: _compute,
     }

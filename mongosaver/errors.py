@@ -13,6 +13,7 @@
         ├── FormatTooNew            written by a newer mongosaver
         ├── SetupRefused            indexes could not be made
         ├── CollationRefused        the collection compares text by a collation
+        ├── ThreadExists            ValueError: a copy would mix with what is there
         └── IncompleteCheckpoint    a stored value that a checkpoint needs is not there
 
 Each message says what was found, where, and what mends it. PyMongo's own errors pass through
@@ -91,6 +92,10 @@ class SetupRefused(StateError):
 
 class CollationRefused(StateError):
     """The collection has a default collation, under which different ids can be equal."""
+
+
+class ThreadExists(StateError, ValueError):
+    """The thread that a copy was to become is the source itself, or has checkpoints already."""
 
 
 class IncompleteCheckpoint(StateError):

@@ -131,7 +131,15 @@ class Together:
 
 @dataclass(frozen=True, slots=True)
 class Collections:
-    """Which of the three collections exist. Result: a list of `listCollections` documents."""
+    """Which of the three collections exist. Result: their `listCollections` documents by `Name`."""
+
+
+@dataclass(frozen=True, slots=True)
+class CreateCollection:
+    """One of the collections, with options of the `create` command. Result: None."""
+
+    collection: Name
+    options: Document
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +173,7 @@ Op = (
     | Delete
     | Together
     | Collections
+    | CreateCollection
     | CreateIndexes
     | Compute
 )

@@ -17,6 +17,7 @@ Rule of this file: pytest imports it in every run of an environment that has mon
 keeper runs it as a script. So the top level imports the standard library only, and nothing slow.
 """
 
+# Imports inside functions are what the rule above comes to.
 # ruff: noqa: PLC0415
 
 from __future__ import annotations
@@ -98,7 +99,7 @@ class _Absent(_Unavailable):
     """A source that is simply not there."""
 
 
-class _PortTakenError(Exception):
+class _PortTaken(Exception):
     """Somebody took the port between our looking and mongod's binding it."""
 
 
@@ -248,17 +249,19 @@ def _start_environment(
         raise _Absent("MONGOSAVER_TEST_URI is not set")
     if not request.ordinary:
         raise _Absent("the server of MONGOSAVER_TEST_URI cannot promise nodes, auth or parameters")
-    from pymongo.errors import PyMongoError
+    from pymongo.errors import ConfigurationError, PyMongoError
 
     try:
         with _client(uri, _GIVEN_SECONDS) as client:
             return _describe(client, uri, "environment", _redacted(uri), notes=notes)
     except (PyMongoError, ValueError) as error:
         # Never the next source: tests that quietly leave the server they were given prove nothing.
-        first = str(error).split(", Timeout:")[0]
+        said = _first_line(error).partition(", Timeout:")[0]
+        if isinstance(error, (ConfigurationError, ValueError)):
+            # What cannot be parsed is quoted in their message, and may be a piece of the password.
+            said = f"PyMongo does not take it ({type(error).__name__})"
         raise NoServerError(
-            f"MONGOSAVER_TEST_URI is {_redacted(uri)}, and no MongoDB answers there: "
-            f"{first.replace(uri, _redacted(uri))}"
+            f"MONGOSAVER_TEST_URI is {_redacted(uri)}, and no MongoDB answers there: {said}"
         ) from None
 
 
@@ -376,7 +379,7 @@ def _start_local(
 ) -> MongoServer:
     _sweep_directories()
     for _ in range(3):
-        with contextlib.suppress(_PortTakenError):
+        with contextlib.suppress(_PortTaken):
             return _try_local(binary, source, origin, request, notes, stack)
     raise _Unavailable(f"{binary} found its port taken three times")
 
@@ -390,8 +393,8 @@ def _try_local(
     stack: contextlib.ExitStack,
 ) -> MongoServer:
     directory, lock = _new_directory()
-    ports = _free_ports(request.nodes)
     try:
+        ports = _free_ports(request.nodes)
         commands = _local_commands(binary, directory, ports, request)
         keeper = _Keeper({"directory": str(directory), "commands": commands}, lock)
     except BaseException:
@@ -485,7 +488,7 @@ class _Local:
         for node in range(len(self.addresses)):
             code = _read(self.directory / f"node{node}.exit")
             if code == "48":
-                raise _PortTakenError
+                raise _PortTaken
             if code:
                 raise _Unavailable(f"{self.binary} ended with exit code {code}", self.tail(node))
 
@@ -590,6 +593,8 @@ class _Engine:
 
     def sweep(self) -> None:
         """Remove containers whose keeper was killed itself."""
+        if os.name != "posix":
+            return  # a process cannot be asked there whether it lives
         place = _place()
         for container in _labelled(self.client, _LABEL):
             where, _, pid = container.attrs["Labels"].get(f"{_LABEL}.keeper", "").rpartition(":")
@@ -781,18 +786,17 @@ def _bring_up(running: _Running, request: _Request) -> str:
         if request.topology == "replica":
             members = [{"_id": number, "host": host} for number, host in enumerate(running.hosts)]
             # Members wait this long before the first election of several; it is set back below.
-            settings = {"electionTimeoutMillis": 500 if request.nodes > 1 else 10000}
+            settings = {"electionTimeoutMillis": 1000 if request.nodes > 1 else 10000}
             with _client(_uri(running, running.addresses[:1], "directConnection=true")) as first:
                 first.admin.command(
                     "replSetInitiate", {"_id": _SET_NAME, "members": members, "settings": settings}
                 )
-            primary = _until(running, deadline, "has a primary", lambda: _primary(clients))
-        else:
-            primary = clients[0]
+            _until(running, deadline, "has a primary", lambda: _primary(clients))
         if request.auth and running.password is None:
             # Before the first user exists, a client on the same machine may make it.
             password = os.urandom(12).hex()
-            primary.admin.command("createUser", _ROOT, pwd=password, roles=["root"])
+            user = {"createUser": _ROOT, "pwd": password, "roles": ["root"]}
+            _until(running, deadline, "has users", lambda: _on_primary(clients, user))
             running.password = password
     if request.topology == "standalone":
         return _uri(running, running.addresses, "")
@@ -802,10 +806,7 @@ def _bring_up(running: _Running, request: _Request) -> str:
     if request.nodes > 1:
         with _client(uri) as client:
             _until(running, deadline, "has synchronised", lambda: _settled(client))
-            config = client.admin.command("replSetGetConfig")["config"]
-            config["version"] += 1
-            config["settings"]["electionTimeoutMillis"] = 10000
-            client.admin.command("replSetReconfig", config)
+            _until(running, deadline, "is configured", lambda: _reconfigured(client))
     return uri
 
 
@@ -823,14 +824,29 @@ def _uri(running: _Running, addresses: Sequence[str], options: str) -> str:
 
 def _primary(clients: Sequence[MongoClient[dict[str, Any]]]) -> MongoClient[dict[str, Any]] | None:
     for client in clients:
+        # A standalone server says so too.
         if client.admin.command("hello")["isWritablePrimary"]:
             return client
     return None
 
 
+def _on_primary(
+    clients: Sequence[MongoClient[dict[str, Any]]], command: dict[str, Any]
+) -> dict[str, Any] | None:
+    primary = _primary(clients)
+    return primary.admin.command(command) if primary else None
+
+
 def _settled(client: MongoClient[dict[str, Any]]) -> bool:
     states = [m["state"] for m in client.admin.command("replSetGetStatus")["members"]]
     return sorted(states) == [1] + [2] * (len(states) - 1)
+
+
+def _reconfigured(client: MongoClient[dict[str, Any]]) -> dict[str, Any]:
+    config = client.admin.command("replSetGetConfig")["config"]
+    config["version"] += 1
+    config["settings"]["electionTimeoutMillis"] = 10000
+    return client.admin.command("replSetReconfig", config)
 
 
 def _until(running: _Running, deadline: float, what: str, ready: Callable[[], _T | None]) -> _T:

@@ -26,7 +26,18 @@ from mongosaver.ops import Count, Delete, Find, Plan
 from mongosaver.plans import delete
 from mongosaver.plans.context import Context
 from mongosaver.plans.runs import several
-from mongosaver.plans.sweep import LOADED, Key, Node, Nodes, Removed, mark, needs, scan, sweep
+from mongosaver.plans.sweep import (
+    LOADED,
+    Key,
+    Node,
+    Nodes,
+    Removed,
+    mark,
+    needs,
+    rebuilt,
+    scan,
+    sweep,
+)
 from mongosaver.schema import Document, Name
 
 STRATEGIES: Final = ("keep_latest", "delete")
@@ -225,45 +236,46 @@ def _kept(ctx: Context, thread_id: str, nodes: Nodes, chosen: Mapping[Key, Node]
     """The chosen checkpoints, and those of their ancestors that remain checkpoints."""
     starts = [node for node in chosen.values() if node.parent_key not in chosen]
     needed = yield from needs(ctx, thread_id, nodes, starts)
-    kept = {*chosen, *_whole(nodes, chosen, needed)}
-    calls = {node.checkpoint_ns: node for node in nodes.values() if ":" in node.checkpoint_ns}
+    whole = yield from _whole(ctx, thread_id, nodes, chosen, needed)
+    kept = {*chosen, *whole}
+    newest: dict[str, Node] = {}
+    for node in nodes.values():
+        newest.setdefault(node.checkpoint_ns, node)
+    calls = [node for ns, node in newest.items() if ":" in ns]
     roots = yield from _roots(ctx, thread_id, calls)
     over = {ns for ns, root in roots.items() if ("", root) in nodes and ("", root) not in kept}
     return {key for key in kept if key[0] not in over}
 
 
 def _whole(
-    nodes: Nodes, chosen: Mapping[Key, Node], needed: Mapping[Key, Collection[str]]
-) -> list[Key]:
-    """Needed ancestors whose own state is whole with what else is needed.
-
-    A channel has a value there, or the same ancestors are needed for it from there on.
-    """
-    channels: dict[str, set[str]] = {}
-    for key, names in needed.items():
-        channels.setdefault(key[0], set()).update(names)
-    whole = []
-    for key, names in needed.items():
-        node = nodes[key]
-        if node.deleted_at or key in chosen or not set(names) - {codec.TASKS}:
-            continue
-        before: Collection[str] = ()
-        if node.parent_key is None or node.parent_key not in nodes:
-            before = channels[key[0]]
-        else:
-            before = needed.get(node.parent_key, ())
-        if channels[key[0]] <= node.stored.union(before):
-            whole.append(key)
-    return whole
+    ctx: Context,
+    thread_id: str,
+    nodes: Nodes,
+    chosen: Mapping[Key, Node],
+    needed: Mapping[Key, Collection[str]],
+) -> Plan[list[Key]]:
+    """Needed ancestors whose own state is whole: all that it is rebuilt from is needed as well."""
+    some = [
+        nodes[key]
+        for key, channels in needed.items()
+        if key not in chosen and nodes[key].deleted_at is None and set(channels) - {codec.TASKS}
+    ]
+    own = yield from rebuilt(ctx, thread_id, nodes, some)
+    return [
+        node.key
+        for node in some
+        if node.parent_key is None
+        or node.parent_key not in nodes
+        or own[node.key] <= set(needed.get(node.parent_key, ()))
+    ]
 
 
-def _roots(ctx: Context, thread_id: str, calls: Mapping[str, Node]) -> Plan[dict[str, Any]]:
+def _roots(ctx: Context, thread_id: str, calls: Sequence[Node]) -> Plan[dict[str, Any]]:
     """The root checkpoint that each call's newest checkpoint says it was started from."""
     roots: dict[str, Any] = {}
-    newest = list(calls.values())
     fields = {"_id": 0, "checkpoint_ns": 1, "metadata_type": 1, "metadata": 1}
-    for start in range(0, len(newest), LOADED):
-        oids = [node.oid for node in newest[start : start + LOADED]]
+    for start in range(0, len(calls), LOADED):
+        oids = [node.oid for node in calls[start : start + LOADED]]
         where: Document = {"thread_id": thread_id, "_id": {"$in": oids}}
         for row in (yield Find(Name.CHECKPOINTS, where, fields)):
             parents = codec.load_metadata(ctx.serde, row).get("parents")

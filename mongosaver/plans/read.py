@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from langchain_core.runnables import RunnableConfig
@@ -288,6 +288,7 @@ class Query:
         filter: What metadata must equal, compared in Python.
         limit: Rows still wanted; None for all.
         after: Key of the last checkpoint seen: (thread, namespace, checkpoint id).
+        known: Blobs of the rows read last, which the next ones mostly share.
     """
 
     where: Document
@@ -296,6 +297,7 @@ class Query:
     filter: Mapping[str, Any]
     limit: int | None
     after: tuple[str, str, str] | None = None
+    known: Mapping[Address, Mapping[bytes, Document]] = field(default_factory=dict)
 
 
 def query(
@@ -350,7 +352,7 @@ def page(ctx: Context, query: Query) -> Plan[tuple[list[CheckpointTuple], Query 
             matching.append((document, metadata))
     if query.limit is not None:
         matching = matching[: query.limit]
-    known: dict[Address, dict[bytes, Document]] = {}
+    known = query.known
     for group in _groups(matching):
         known, more = yield from _group(ctx, group, known)
         rows.extend(more)
@@ -359,7 +361,7 @@ def page(ctx: Context, query: Query) -> Plan[tuple[list[CheckpointTuple], Query 
         return rows, None
     last = codec.address_of(documents[-1])
     after = (last.thread_id, last.checkpoint_ns, str(last.checkpoint_id))
-    return rows, replace(query, limit=limit, after=after)
+    return rows, replace(query, limit=limit, after=after, known=known)
 
 
 def _next_checkpoints(query: Query, wanted: int) -> Plan[list[Document]]:

@@ -5,15 +5,15 @@ includes what it did to an earlier run's checkpoint by resuming it: `__resume__`
 `__interrupt__` that it wrote over the earlier one. A thread that is rolled back so to a checkpoint
 which waited for an answer runs that task again when it is invoked.
 
-Where a later run's `DeltaChannel` is rebuilt from what a deleted run wrote, that stays, out of every
-reader's sight, until it is not needed (see `sweep`).
+Where a later run's `DeltaChannel` is rebuilt from what a deleted run wrote, that stays, out of
+every reader's sight, until it is not needed any more (see `sweep`).
 
 This file is pure: it imports only `identifiers`, `ops`, `schema` and `sweep`, and does no I/O.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from mongosaver import identifiers
 from mongosaver.errors import IdentifierTypeError
@@ -32,12 +32,11 @@ def delete_for_runs(ctx: Context, run_ids: Iterable[object]) -> Plan[Removed]:
     return _delete_for_runs(ctx, several(run_ids, "run_ids", _run))
 
 
-def several(ids: Iterable[object], what: str, one: object) -> list[str]:
+def several(ids: object, what: str, one: Callable[[object], str]) -> list[str]:
     """Plain text of several identifiers, each once.
 
     A string is refused: it would be taken for a list of ids of one letter.
     """
-    assert callable(one)
     if isinstance(ids, (str, bytes, dict)) or not isinstance(ids, Iterable):
         raise IdentifierTypeError(
             f"{what} must be a list of ids, got {type(ids).__name__}. For one, pass [id]."

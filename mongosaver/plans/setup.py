@@ -7,15 +7,16 @@ This file is pure: it imports only `ops`, `schema`, `codec` and `errors`, and do
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Final
 
 from pymongo.errors import OperationFailure
 
 from mongosaver import codec
 from mongosaver.errors import CollationRefused, SetupRefused
-from mongosaver.ops import Collections, CreateIndexes, Find, Plan
+from mongosaver.ops import Collections, CreateCollection, CreateIndexes, Find, Plan
 from mongosaver.plans.context import Context
-from mongosaver.schema import INDEXES, Name
+from mongosaver.schema import COMPRESSED, INDEXES, Name
 
 _UNAUTHORIZED: Final = 13
 _DUPLICATE_KEY: Final = 11000
@@ -31,7 +32,8 @@ def setup(ctx: Context) -> Plan[None]:
         SetupRefused: The server refuses the indexes; the message says why and what helps.
     """
     try:
-        for found in (yield Collections()):
+        there = yield Collections()
+        for found in there.values():
             if found.get("type", "collection") != "collection":
                 raise SetupRefused(
                     f"{found['name']!r} is a {found['type']}; checkpoints need a plain collection."
@@ -46,6 +48,11 @@ def setup(ctx: Context) -> Plan[None]:
         for document in (yield Find(Name.CHECKPOINTS, {}, limit=1)):
             codec.check_format(document, "checkpoints collection")
         for collection, indexes in INDEXES.items():
+            if collection not in there:
+                # Another process may be first, and a server may not know the options. Where
+                # collections cannot be made at all, the next command says so.
+                with suppress(OperationFailure):
+                    yield CreateCollection(collection, COMPRESSED)
             yield CreateIndexes(collection, indexes)
     except OperationFailure as error:
         explained = _explained(error)

@@ -60,6 +60,9 @@ Key = tuple[str, str]
 """Namespace and checkpoint id: a checkpoint within its thread."""
 
 
+_Named = tuple[str, bytes, bool | None]
+
+
 @dataclass(frozen=True, slots=True)
 class Node:
     """What is known of one checkpoint without its payload.
@@ -72,7 +75,8 @@ class Node:
         created_at: When it was put.
         deleted_at: When it was marked; None for one that is to stay.
         stored: Channels that have a value.
-        blobs: Channel and key of each value that is a blob.
+        blobs: Channel and key of each value that is a blob, and whether it is a snapshot; None
+            where the blob itself tells.
         counts: Whether its metadata may hold counters of DeltaChannels.
         early: Whether it looks for sends among its parent's writes.
     """
@@ -84,7 +88,7 @@ class Node:
     created_at: datetime
     deleted_at: datetime | None
     stored: frozenset[str]
-    blobs: tuple[tuple[str, bytes], ...]
+    blobs: tuple[_Named, ...]
     counts: bool
     early: bool
 
@@ -139,6 +143,7 @@ _OUTLINE: Final = {
     "inline.c": 1,
     "blobs.c": 1,
     "blobs.k": 1,
+    "blobs.h": 1,
 }
 
 
@@ -146,14 +151,14 @@ def scan(thread_id: str) -> Plan[dict[Key, Node]]:
     """All checkpoints of a thread, marked ones too: newest first within each namespace."""
     nodes: dict[Key, Node] = {}
     names: dict[frozenset[str], frozenset[str]] = {}
-    values: dict[tuple[str, bytes], tuple[str, bytes]] = {}
+    values: dict[_Named, _Named] = {}
     last: Key | None = None
     while True:
         rows = yield from _page(thread_id, last)
         for row in rows:
             codec.check_format(row, "checkpoints collection")
             # Neighbours have nearly everything in common; kept once, a long thread stays small.
-            blobs = [(entry["c"], entry["k"]) for entry in row["blobs"]]
+            blobs = [(e["c"], e["k"], _tells_snapshot(e)) for e in row["blobs"]]
             stored = frozenset(entry["c"] for entry in (*row["inline"], *row["blobs"]))
             node = Node(
                 row["_id"],
@@ -171,6 +176,11 @@ def scan(thread_id: str) -> Plan[dict[Key, Node]]:
         if len(rows) < BATCH:
             return nodes
         last = (rows[-1]["checkpoint_ns"], rows[-1]["checkpoint_id"])
+
+
+def _tells_snapshot(entry: Document) -> bool | None:
+    """Whether a value with a tail of its own is a snapshot."""
+    return _is_snapshot(entry["h"]) if "h" in entry else None
 
 
 def _page(thread_id: str, last: Key | None) -> Plan[list[Document]]:
@@ -225,9 +235,9 @@ def needs(
     found: dict[Key, set[str]] = {}
     for key in (yield from _senders(thread_id, [start for start in starts if start.early])):
         found[key] = {codec.TASKS}
-    rebuilt = yield from _rebuilt(ctx, thread_id, nodes, starts)
+    channels = yield from rebuilt(ctx, thread_id, nodes, starts)
     for start in starts:
-        missing = set(rebuilt[start.key])
+        missing = set(channels[start.key])
         key_: Key | None = start.parent_key
         while missing and key_ is not None and key_ in nodes:
             here = found.setdefault(key_, set())
@@ -250,29 +260,34 @@ def _senders(thread_id: str, early: Sequence[Node]) -> Plan[set[Key]]:
     return senders
 
 
-def _rebuilt(
+def rebuilt(
     ctx: Context, thread_id: str, nodes: Nodes, starts: Sequence[Node]
 ) -> Plan[dict[Key, set[str]]]:
-    """Channels of each checkpoint that have no value there and are rebuilt from ancestors."""
+    """Channels of each checkpoint that have no value there and are rebuilt from ancestors.
+
+    LangGraph counts in metadata what has happened to such a channel since its last snapshot. A
+    snapshot among the ancestors tells, too, where there is no counter.
+    """
     markers = {start.key: _marker(nodes, start) for start in starts}
     delta = yield from _load(ctx, thread_id, starts, [m for m in markers.values() if m])
-    rebuilt: dict[Key, set[str]] = {}
-    suspects: dict[Key, dict[str, tuple[str, bytes]]] = {}
+    found: dict[Key, set[str]] = {}
+    suspects: dict[Key, dict[str, bytes]] = {}
     for start in starts:
         own, marker = delta[start.key], markers[start.key]
         counters = {**(delta[marker.key].counters if marker else {}), **own.counters}
-        rebuilt[start.key] = {
+        found[start.key] = {
             channel
             for channel in counters.keys() - start.stored
             if channel in own.versions or own.counters.get(channel)
         }
         unknown = own.versions - start.stored - counters.keys()
-        suspects[start.key] = _nearest_blobs(nodes, start, set(unknown))
-    wanted = {(key[0], blob) for key, each in suspects.items() for _, blob in each.values()}
+        told, suspects[start.key] = _nearest_blobs(nodes, start, set(unknown))
+        found[start.key] |= told
+    wanted = {(key[0], blob) for key, each in suspects.items() for blob in each.values()}
     snapshots = yield from _snapshots(ctx, thread_id, wanted)
     for key, each in suspects.items():
-        rebuilt[key] |= {c for c, (_, blob) in each.items() if (key[0], blob) in snapshots}
-    return rebuilt
+        found[key] |= {channel for channel, blob in each.items() if (key[0], blob) in snapshots}
+    return found
 
 
 def _line(nodes: Nodes, start: Node) -> Iterator[Node]:
@@ -292,17 +307,26 @@ def _marker(nodes: Nodes, start: Node) -> Node | None:
     return next((node for node in _line(nodes, start) if node.counts), None)
 
 
-def _nearest_blobs(nodes: Nodes, start: Node, unknown: set[str]) -> dict[str, tuple[str, bytes]]:
-    """Where each channel's nearest stored value is a blob: a snapshot is never anything else."""
-    found: dict[str, tuple[str, bytes]] = {}
+def _nearest_blobs(
+    nodes: Nodes, start: Node, unknown: set[str]
+) -> tuple[set[str], dict[str, bytes]]:
+    """Channels whose nearest stored value is a snapshot; blobs of those that may be one.
+
+    A snapshot is never stored in the checkpoint document.
+    """
+    told: set[str] = set()
+    blobs: dict[str, bytes] = {}
     for node in _line(nodes, start) if unknown else ():
         here = unknown & node.stored
-        if here:
-            found.update((blob[0], blob) for blob in node.blobs if blob[0] in here)
-            unknown -= here
-            if not unknown:
-                break
-    return found
+        for channel, key, is_snapshot in node.blobs if here else ():
+            if channel in here and is_snapshot is None:
+                blobs[channel] = key
+            elif channel in here and is_snapshot:
+                told.add(channel)
+        unknown -= here
+        if not unknown:
+            break
+    return told, blobs
 
 
 def _load(
@@ -337,9 +361,9 @@ def _counters(metadata: Mapping[str, Any]) -> dict[str, bool]:
 
 
 def _snapshots(
-    ctx: Context, thread_id: str, wanted: Iterable[Key | tuple[str, bytes]]
+    ctx: Context, thread_id: str, wanted: Iterable[tuple[str, bytes]]
 ) -> Plan[set[tuple[str, bytes]]]:
-    """Which blobs hold a `_DeltaSnapshot`; told by their first bytes, unless those are encrypted."""
+    """Which blobs hold a `_DeltaSnapshot`: their first bytes tell, unless they are encrypted."""
     found: set[tuple[str, bytes]] = set()
     closed: list[Document] = []
     fields = {"_id": 0, "checkpoint_ns": 1, "key": 1, "type": 1, "head": 1, "chain": 1}
@@ -367,13 +391,13 @@ def _snapshots(
 
 
 def _is_snapshot(head: bytes) -> bool:
-    """Whether a payload begins as msgpack's extension that LangGraph gives to snapshots."""
-    if not head:
-        return False
-    if 0xD4 <= head[0] <= 0xD8:
-        return head[1:2] == bytes([_SNAPSHOT_CODE]) if _SNAPSHOT_CODE is not None else False
-    width = {0xC7: 2, 0xC8: 3, 0xC9: 5}.get(head[0])
-    return width is not None and head[width : width + 1] == bytes([_SNAPSHOT_CODE or 0])
+    """Whether a payload begins as msgpack's extension that LangGraph gives to snapshots.
+
+    The code follows the length, whose width the first byte tells (msgpack specification, "ext").
+    """
+    first = head[0] if head else 0
+    at = 1 if 0xD4 <= first <= 0xD8 else {0xC7: 2, 0xC8: 3, 0xC9: 5}.get(first)
+    return at is not None and len(head) > at and head[at] == _SNAPSHOT_CODE
 
 
 # --- removing ----------------------------------------------------------------------------------
@@ -496,12 +520,14 @@ def _blobs(
     """Free the blobs that only freed checkpoints name; also, where something had to stay."""
     heads: _Cutoffs = {}
     for node in freed:
-        for _, key in node.blobs:
+        for _, key, _ in node.blobs:
             _latest(heads.setdefault(node.checkpoint_ns, {}), key, node.deleted_at or ctx.now)
     remaining: dict[str, dict[bytes, str]] = {}
     for node in kept:
         if node.checkpoint_ns in heads:
-            remaining.setdefault(node.checkpoint_ns, {}).update((key, c) for c, key in node.blobs)
+            remaining.setdefault(node.checkpoint_ns, {}).update(
+                (key, c) for c, key, _ in node.blobs
+            )
     for ns, keys in remaining.items():
         for key in keys.keys() & heads[ns].keys():
             del heads[ns][key]
@@ -528,7 +554,8 @@ def _channels(freed: Iterable[Node], heads: _Cutoffs) -> dict[str, set[str]]:
     channels: dict[str, set[str]] = {}
     for node in freed:
         keys = heads.get(node.checkpoint_ns, {})
-        channels.setdefault(node.checkpoint_ns, set()).update(c for c, k in node.blobs if k in keys)
+        here = channels.setdefault(node.checkpoint_ns, set())
+        here.update(channel for channel, key, _ in node.blobs if key in keys)
     return channels
 
 

@@ -202,7 +202,7 @@ def _put_writes(encoded: codec.EncodedWrites) -> Plan[None]:
         [
             Update(
                 codec.write_key(document),
-                {"$setOnInsert" if document["idx"] >= 0 else "$set": _settable(document)},
+                _first_stays(document) if document["idx"] >= 0 else _last_wins(document),
             )
             for document in encoded.documents
         ],
@@ -212,5 +212,15 @@ def _put_writes(encoded: codec.EncodedWrites) -> Plan[None]:
         yield updates
 
 
-def _settable(document: Document) -> Document:
+def _first_stays(document: Document) -> Document:
+    return {"$setOnInsert": _values(document)}
+
+
+def _last_wins(document: Document) -> Document:
+    stale = {field: "" for field in ("parts", "run_id") if field not in document}
+    return {"$set": _values(document), **({"$unset": stale} if stale else {})}
+
+
+def _values(document: Document) -> Document:
+    """What is not in the filter, from which an upsert takes the rest."""
     return {field: value for field, value in document.items() if field not in WRITE_KEY}
