@@ -249,7 +249,7 @@ def _start_environment(
         raise _Absent("MONGOSAVER_TEST_URI is not set")
     if not request.ordinary:
         raise _Absent("the server of MONGOSAVER_TEST_URI cannot promise nodes, auth or parameters")
-    from pymongo.errors import ConfigurationError, PyMongoError
+    from pymongo.errors import PyMongoError
 
     try:
         with _client(uri, _GIVEN_SECONDS) as client:
@@ -257,9 +257,6 @@ def _start_environment(
     except (PyMongoError, ValueError) as error:
         # Never the next source: tests that quietly leave the server they were given prove nothing.
         said = _first_line(error).partition(", Timeout:")[0]
-        if isinstance(error, (ConfigurationError, ValueError)):
-            # What cannot be parsed is quoted in their message, and may be a piece of the password.
-            said = f"PyMongo does not take it ({type(error).__name__})"
         raise NoServerError(
             f"MONGOSAVER_TEST_URI is {_redacted(uri)}, and no MongoDB answers there: {said}"
         ) from None
