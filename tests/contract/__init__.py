@@ -1,0 +1,1 @@
+"""What a checkpointer must do, one test or more for each fact, on each face of the savers."""

@@ -1,0 +1,207 @@
+"""Pruning, copying and deleting a thread of 10,000 checkpoints: in bounded memory, few commands.
+
+`python -m tests.server.test_long_threads` prints times, memory and commands.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import tracemalloc
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
+from langgraph.checkpoint.serde.types import _DeltaSnapshot
+from pymongo import MongoClient
+
+from mongosaver import MongoSaver, codec
+from mongosaver.testing import mongo_server
+from tests.contract.samples import checkpoint, config, metadata
+from tests.faces import Commands
+
+if TYPE_CHECKING:
+    from mongosaver.codec import Facts
+
+LENGTH = 10_000
+RUNS = 20
+
+
+@dataclass
+class Measured:
+    """What one call took."""
+
+    seconds: float
+    megabytes: float
+    commands: Counter[str]
+
+
+class Long:
+    """A saver on a server, and long threads made for it."""
+
+    def __init__(self, uri: str) -> None:
+        self.commands = Commands()
+        self.client: MongoClient[dict[str, Any]] = MongoClient(uri, event_listeners=[self.commands])
+        self.collection = self.client["long_threads"]["checkpoints"]
+        self.saver = MongoSaver(self.collection)
+        self.saver.setup()
+
+    def close(self) -> None:
+        """Drops the database."""
+        self.client.drop_database("long_threads")
+        self.client.close()
+
+    def fill(self, thread: str, *, delta: bool = False) -> None:
+        """Makes the documents as puts would make them, and inserts them many at a time.
+
+        Each checkpoint adds a message of 100 bytes, changes two small channels, keeps five large
+        ones, and has two pending writes; a run is 500 checkpoints.
+        """
+        serde, now = JsonPlusSerializer(), datetime.now(timezone.utc)
+        documents: dict[str, list[dict[str, Any]]] = {"": [], ".writes": [], ".blobs": []}
+        facts: Facts = {}
+        chat: list[str] = []
+        own = {f"own {n}": f"{n}" * 1000 for n in range(5)}
+        versions = {channel: "1" for channel in own}
+        seen: set[bytes] = set()
+        for n in range(LENGTH):
+            chat.append(f"message {n} " + "x" * 85)
+            at = config(thread, "", f"{n - 1:06}" if n else None)
+            run = {"run_id": f"{thread} run {n * RUNS // LENGTH}"}
+            values: dict[str, Any] = {**own, "n": n, "m": "m" * 30}
+            keys: dict[str, Any] = {"step": n, **run}
+            if not delta:
+                values["chat"] = chat
+            elif n % 100 == 0:
+                values["chat"] = _DeltaSnapshot(chat)
+            else:
+                keys["counters_since_delta_snapshot"] = {"chat": (n % 100, n % 100)}
+            new = {channel: f"{n}" for channel in (*values, "chat") if channel not in own}
+            versions = {**versions, **new}
+            made = checkpoint(values, versions, checkpoint_id=f"{n:06}")
+            draft = codec.draft(serde, at, made, metadata(**keys), new, facts)
+            placement = codec.place(draft, facts)
+            bases = {c: e.stored for c in placement.blobs if isinstance(e := facts.get(c), codec.Blob)}
+            stored = {channel: base for channel, base in bases.items() if base is not None}
+            encoded = codec.encode(draft, placement, stored, now)
+            facts = encoded.facts
+            documents[""].append(encoded.document)
+            documents[".blobs"] += [b for b in encoded.blobs if b["key"] not in seen]
+            seen.update(blob["key"] for blob in encoded.blobs)
+            mine = {**config(thread, "", f"{n:06}"), "metadata": run}
+            writes = [("chat", [chat[-1]]), ("n", n)]
+            documents[".writes"] += codec.encode_writes(serde, mine, writes, "task", "", now).documents
+            if n % 500 == 499:
+                for suffix, some in documents.items():
+                    if some:
+                        self.sibling(suffix).insert_many(some, ordered=False)
+                        some.clear()
+
+    def sibling(self, suffix: str) -> Any:
+        """Returns one of the three collections."""
+        return self.collection.database[self.collection.name + suffix]
+
+    def counts(self, thread: str) -> tuple[int, ...]:
+        """Returns the numbers of checkpoints, writes and blobs of a thread."""
+        return tuple(
+            self.sibling(s).count_documents({"thread_id": thread}) for s in ("", ".writes", ".blobs")
+        )
+
+    def measure(self, call: Callable[[], object]) -> Measured:
+        """Measures a call, its time and its memory one after the other's start."""
+        with self.commands.recorded() as sent:
+            tracemalloc.start()
+            start = time.perf_counter()
+            call()
+            seconds = time.perf_counter() - start
+            _, peak = tracemalloc.get_traced_memory()
+            tracemalloc.stop()
+        return Measured(seconds, peak / 2**20, Counter(each.name for each in sent))
+
+
+@contextlib.contextmanager
+def long_threads() -> Iterator[Long]:
+    """Starts a server, for these threads only."""
+    with mongo_server() as server:
+        long = Long(server.uri)
+        try:
+            yield long
+        finally:
+            long.close()
+
+
+@pytest.fixture(scope="module")
+def long() -> Iterator[Long]:
+    """A server for long threads."""
+    with long_threads() as made:
+        yield made
+
+
+def all_of(long: Long) -> Iterator[tuple[str, Measured]]:
+    """Does everything to a long thread, and checks the state that it leaves."""
+    saver = long.saver
+    long.fill("chat")
+    long.fill("delta", delta=True)
+    chat = saver.get_tuple(config("chat"))
+    history = saver.get_delta_channel_history(config=config("delta"), channels=["chat"])
+    assert chat is not None
+    yield "copy", long.measure(lambda: saver.copy_thread("chat", "copy"))
+    assert long.counts("copy") == long.counts("chat")
+    assert len(chat.checkpoint["channel_values"]["chat"]) == LENGTH
+    yield (
+        "delete the last run",
+        long.measure(lambda: saver.delete_for_runs([f"chat run {RUNS - 1}"])),
+    )
+    assert long.counts("chat")[0] == LENGTH - LENGTH // RUNS
+    yield (
+        "delete a run in the middle",
+        long.measure(lambda: saver.delete_for_runs([f"chat run {RUNS // 2}"])),
+    )
+    assert long.counts("chat")[0] == LENGTH - 2 * LENGTH // RUNS
+    yield "prune, dry run", long.measure(lambda: saver.prune(["copy"], dry_run=True))
+    yield "prune to 1,000", long.measure(lambda: saver.prune(["copy"], keep_last=1000))
+    assert long.counts("copy")[:2] == (1000, 2000)
+    yield "prune to the latest", long.measure(lambda: saver.prune(["chat", "copy"]))
+    assert long.counts("copy")[:2] == (1, 2)
+    latest = saver.get_tuple(config("copy"))
+    assert latest is not None
+    assert latest.checkpoint == chat.checkpoint
+    yield (
+        "prune with a DeltaChannel",
+        long.measure(lambda: saver.prune(["delta"])),
+    )
+    assert long.counts("delta")[0] == 100
+    again = saver.get_delta_channel_history(config=config("delta"), channels=["chat"])
+    assert again == history
+    yield "history", long.measure(
+        lambda: saver.get_delta_channel_history(config=config("delta"), channels=["n", "none"])
+    )
+    long.fill("gone")
+    yield "delete", long.measure(lambda: saver.prune(["gone"], strategy="delete"))
+    assert long.counts("gone") == (0, 0, 0)
+
+
+def test_long_threads(long: Long) -> None:
+    """No call holds more than a few kilobytes a checkpoint, nor sends a command for each."""
+    done = dict(all_of(long))
+    assert sum(done["copy"].commands.values()) == 6
+    for name, measured in done.items():
+        assert measured.megabytes < 40, name
+        assert sum(measured.commands.values()) < 150, name
+        assert measured.seconds < 60, name
+
+
+def main() -> None:
+    """Prints a line for each call."""
+    with long_threads() as long:
+        for name, measured in all_of(long):
+            commands = ", ".join(f"{count} {each}" for each, count in measured.commands.items())
+            print(f"{name:28} {measured.seconds:6.2f} s {measured.megabytes:6.1f} MB  {commands}")  # noqa: T201 - what it is for
+
+
+if __name__ == "__main__":
+    main()
