@@ -26,8 +26,12 @@ from mongosaver.errors import (
     PayloadTooLarge,
     SetupRefused,
     StateError,
+    ThreadExists,
     UsageError,
 )
+from mongosaver.plans.expiry import TtlProgress
+from mongosaver.plans.idle import IdleProgress
+from mongosaver.plans.threads import ThreadInfo
 from mongosaver.saver import MongoSaver
 
 __version__ = version("mongosaver")
@@ -42,12 +46,16 @@ __all__ = [
     "FormatTooNew",
     "IdentifierTypeError",
     "IdentifierValueError",
+    "IdleProgress",
     "IncompleteCheckpoint",
     "MongoSaver",
     "MongoSaverError",
     "PayloadTooLarge",
     "SetupRefused",
     "StateError",
+    "ThreadExists",
+    "ThreadInfo",
+    "TtlProgress",
     "UsageError",
     "__version__",
 ]

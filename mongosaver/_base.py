@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from importlib.metadata import version
 from typing import Any
 
@@ -12,8 +12,8 @@ from langgraph.checkpoint.serde.base import SerializerProtocol
 from pymongo.driver_info import DriverInfo
 
 from mongosaver.cache import Shared
-from mongosaver.errors import CollectionTypeError
-from mongosaver.plans.context import Context
+from mongosaver.errors import CollectionTypeError, ConfigurationError
+from mongosaver.plans.context import Context, Ttl, duration
 
 DB_NAME = "langgraph"
 COLLECTION_NAME = "checkpoints"
@@ -22,14 +22,24 @@ COLLECTION_NAME = "checkpoints"
 class BaseSaver(BaseCheckpointSaver[str]):
     """State and helpers of a saver. Copies of one (`with_allowlist`) share `_shared`."""
 
-    def __init__(self, *, serde: SerializerProtocol | None, auto_setup: bool) -> None:
+    def __init__(
+        self,
+        *,
+        serde: SerializerProtocol | None,
+        auto_setup: bool,
+        ttl: timedelta | float | None,
+        refresh_on_read: bool,
+    ) -> None:
         super().__init__(serde=serde)
         self._auto_setup = auto_setup
+        if refresh_on_read and ttl is None:
+            raise ConfigurationError("refresh_on_read needs a ttl to refresh: give ttl=...")
+        self._ttl = None if ttl is None else Ttl(duration(ttl), bool(refresh_on_read))
         self._shared = Shared()
 
     def _context(self) -> Context:
         now = datetime.now(timezone.utc)
-        return Context(self.serde, self._shared, now, self.get_next_version)
+        return Context(self.serde, self._shared, now, self.get_next_version, self._ttl)
 
     def get_next_version(self, current: Any, channel: None) -> str:  # noqa: ARG002 - LangGraph's signature
         """The version after `current`: a counter, and a random part that keeps forks apart.

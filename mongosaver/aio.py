@@ -8,8 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Callable,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import asynccontextmanager
+from datetime import datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakKeyDictionary
@@ -20,6 +29,7 @@ from langgraph.checkpoint.base import (
     Checkpoint,
     CheckpointMetadata,
     CheckpointTuple,
+    DeltaChannelHistory,
 )
 from langgraph.checkpoint.serde.base import SerializerProtocol
 from pymongo import AsyncMongoClient
@@ -29,7 +39,23 @@ from mongosaver._base import COLLECTION_NAME, DB_NAME, BaseSaver, open_options, 
 from mongosaver.drivers import AsyncDriver
 from mongosaver.errors import EventLoopError
 from mongosaver.ops import Plan
-from mongosaver.plans import delete, read, setup, write
+from mongosaver.plans import (
+    copy,
+    delete,
+    expiry,
+    history,
+    idle,
+    prune,
+    read,
+    runs,
+    setup,
+    threads,
+    write,
+)
+from mongosaver.plans.expiry import TtlProgress
+from mongosaver.plans.idle import IdleProgress
+from mongosaver.plans.prune import Pruned
+from mongosaver.plans.threads import ThreadInfo
 
 if TYPE_CHECKING:
     from motor.motor_asyncio import AsyncIOMotorCollection
@@ -73,10 +99,14 @@ class AsyncMongoSaver(BaseSaver):
         serde: Serializer of state, writes and metadata; LangGraph's own by default.
         auto_setup: Whether the first write makes the indexes (see `setup`). Turn it off where the
             user of the database may not make any, and let somebody else call `setup`.
+        ttl: How long a thread is kept after its last save, as a `timedelta` or in seconds; for
+            ever by default. MongoDB removes it one to three tenths of the ttl later (at least 10
+            minutes each). Give all savers of a collection the same, and see `apply_ttl`.
+        refresh_on_read: Whether reading a thread's state keeps it like a save.
 
     Raises:
         CollectionTypeError: It is neither kind of collection.
-        ConfigurationError: Its write concern is `w=0`.
+        ConfigurationError: Its write concern is `w=0`, or the ttl is none.
 
     Example:
         ```python
@@ -94,6 +124,8 @@ class AsyncMongoSaver(BaseSaver):
         *,
         serde: SerializerProtocol | None = None,
         auto_setup: bool = True,
+        ttl: timedelta | float | None = None,
+        refresh_on_read: bool = False,
     ) -> None:
         if not isinstance(collection, AsyncCollection) and not _is_motor(collection):
             raise wrong_collection(
@@ -102,7 +134,9 @@ class AsyncMongoSaver(BaseSaver):
                 "pymongo.asynchronous.collection.AsyncCollection (or Motor's"
                 " AsyncIOMotorCollection)",
             )
-        super().__init__(serde=serde, auto_setup=auto_setup)
+        super().__init__(
+            serde=serde, auto_setup=auto_setup, ttl=ttl, refresh_on_read=refresh_on_read
+        )
         self._driver = AsyncDriver(collection)
         self._loops = _Loops()
 
@@ -116,6 +150,8 @@ class AsyncMongoSaver(BaseSaver):
         collection_name: str = COLLECTION_NAME,
         serde: SerializerProtocol | None = None,
         auto_setup: bool = True,
+        ttl: timedelta | float | None = None,
+        refresh_on_read: bool = False,
     ) -> AsyncIterator[AsyncMongoSaver]:
         """A saver on a client of its own, which is closed at the end of the `async with` block.
 
@@ -126,12 +162,18 @@ class AsyncMongoSaver(BaseSaver):
             collection_name: The collection for checkpoints, and the stem of its siblings' names.
             serde: As in the constructor.
             auto_setup: As in the constructor.
+            ttl: As in the constructor.
+            refresh_on_read: As in the constructor.
         """
         client: AsyncMongoClient[Any] = AsyncMongoClient(conn_string, **open_options())
         async with client:
             database = client.get_default_database(default=DB_NAME).name
             saver = cls(
-                client[db_name or database][collection_name], serde=serde, auto_setup=auto_setup
+                client[db_name or database][collection_name],
+                serde=serde,
+                auto_setup=auto_setup,
+                ttl=ttl,
+                refresh_on_read=refresh_on_read,
             )
             saver._loops.enter()
             yield saver
@@ -242,6 +284,158 @@ class AsyncMongoSaver(BaseSaver):
         """Remove everything of one thread, in all namespaces. An unknown thread is no error."""
         await self._run(delete.delete_thread(self._context(), thread_id))
 
+    async def adelete_for_runs(self, run_ids: Sequence[str]) -> None:
+        """Remove the checkpoints and writes of runs, in any thread. Unknown runs are no error.
+
+        That includes what a run wrote to an earlier run's checkpoint by resuming it. Where a later
+        run's `DeltaChannel` is rebuilt from what a deleted run wrote, that stays out of sight.
+
+        Raises:
+            TypeError: It is one string instead of several, or an id is no text.
+        """
+        await self._run(runs.delete_for_runs(self._context(), run_ids))
+
+    async def acopy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
+        """Copy everything of one thread to a new one, on the server; no such source is no error.
+
+        A copy that broke off is completed by repeating the call.
+
+        Raises:
+            ThreadExists: The target is the source, or has checkpoints of its own; a ValueError.
+        """
+        await self._write(copy.copy_thread(self._context(), source_thread_id, target_thread_id))
+
+    async def aprune(  # type: ignore[override]  # counts instead of None
+        self,
+        thread_ids: Sequence[str],
+        *,
+        strategy: str = "keep_latest",
+        keep_last: int | None = None,
+        older_than: datetime | timedelta | None = None,
+        skip_interrupted: bool | None = None,
+        dry_run: bool = False,
+    ) -> Pruned:
+        """Remove old checkpoints of threads; see `mongosaver.plans.prune.prune`."""
+        return await self._run(
+            prune.prune(
+                self._context(),
+                thread_ids,
+                strategy=strategy,
+                keep_last=keep_last,
+                older_than=older_than,
+                skip_interrupted=skip_interrupted,
+                dry_run=dry_run,
+            )
+        )
+
+    async def aget_delta_channel_history(
+        self, *, config: RunnableConfig, channels: Sequence[str]
+    ) -> Mapping[str, DeltaChannelHistory]:
+        """For each channel the writes since its last stored value, and that value."""
+        plan = history.get_delta_channel_history(self._context(), config, channels)
+        return await self._run(plan)
+
+    async def alist_threads(
+        self,
+        *,
+        filter: dict[str, Any] | None = None,
+        limit: int | None = None,
+        after: str | None = None,
+    ) -> AsyncIterator[ThreadInfo]:
+        """Threads, the latest active first; read in pages as they are consumed.
+
+        An index tells which threads there are and what they consist of. Of each only its newest
+        checkpoint is looked at, without state. About five round trips per 100 threads.
+
+        Args:
+            filter: What the latest checkpoint's metadata must equal, by top-level key, compared
+                as `list` does. The latest is the root graph's newest, if there is one.
+            limit: At most so many rows; None is all, 0 none.
+            after: The `cursor` of a row: the list goes on after that one.
+
+        Raises:
+            ConfigurationError: `after` is no cursor.
+            ValueError: The limit is negative.
+        """
+        listing: threads.Listing | None = threads.listing(filter, limit, after)
+        while listing is not None:
+            rows, listing = await self._run(threads.rows(self._context(), listing))
+            for row in rows:
+                yield row
+
+    async def aapply_ttl(
+        self,
+        *,
+        thread_ids: Iterable[str] | None = None,
+        after: str | None = None,
+        dry_run: bool = False,
+        progress: Callable[[TtlProgress], object] | None = None,
+    ) -> TtlProgress:
+        """Let the threads that are stored expire as this saver's ttl says.
+
+        That is how a ttl is turned on or changed for existing threads, and how it is turned off:
+        by a saver without one. It counts from each thread's last save. Threads in use are moved
+        by their next save anyway. Safe to repeat; give all other savers the new ttl first.
+
+        Args:
+            thread_ids: Only these threads; by default all.
+            after: Only threads whose id sorts after this one: where an earlier call broke off.
+            dry_run: Whether to count only.
+            progress: Called after each page of threads.
+
+        Raises:
+            TypeError: `thread_ids` is one string instead of several, or an id is no text.
+        """
+        walk = expiry.walk(thread_ids, after, dry_run=dry_run)
+        while not walk.progress.done:
+            plan = expiry.apply(self._context(), walk)
+            walk = await (self._run(plan) if dry_run else self._write(plan))
+            if progress is not None:
+                progress(walk.progress)
+        return walk.progress
+
+    async def aprune_idle(
+        self,
+        *,
+        older_than: datetime | timedelta,
+        strategy: str = "keep_latest",
+        keep_last: int | None = None,
+        skip_interrupted: bool = True,
+        dry_run: bool = False,
+        after: str | None = None,
+        progress: Callable[[IdleProgress], object] | None = None,
+    ) -> IdleProgress:
+        """Prune all threads that were not saved since a time; a page of threads after another.
+
+        Args:
+            older_than: The time of a thread's newest checkpoint must be before this time, or its
+                age above this age.
+            strategy: `keep_latest` keeps the newest checkpoint of each namespace, and what it
+                needs; `delete` keeps nothing.
+            keep_last: With `keep_latest`: how many of each namespace stay; 1 by default.
+            skip_interrupted: Whether threads that wait for an answer to an interrupt stay.
+            dry_run: Whether to count only.
+            after: Only threads whose id sorts after this one: where an earlier call broke off.
+            progress: Called after each page of threads.
+
+        Raises:
+            ConfigurationError: An option is unknown, or does not go with another.
+        """
+        walk = idle.walk(
+            self._context(),
+            older_than,
+            strategy=strategy,
+            keep_last=keep_last,
+            skip_interrupted=skip_interrupted,
+            dry_run=dry_run,
+            after=after,
+        )
+        while not walk.progress.done:
+            walk = await self._run(idle.step(self._context(), walk))
+            if progress is not None:
+                progress(walk.progress)
+        return walk.progress
+
     async def _run(self, plan: Plan[T]) -> T:
         self._loops.enter()
         return await self._driver.run(plan)
@@ -329,3 +523,100 @@ class AsyncMongoSaver(BaseSaver):
     def delete_thread(self, thread_id: str) -> None:
         """`adelete_thread`, from another thread."""
         self._blocking(lambda: self.adelete_thread(thread_id))
+
+    def delete_for_runs(self, run_ids: Sequence[str]) -> None:
+        """`adelete_for_runs`, from another thread."""
+        self._blocking(lambda: self.adelete_for_runs(run_ids))
+
+    def copy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
+        """`acopy_thread`, from another thread."""
+        self._blocking(lambda: self.acopy_thread(source_thread_id, target_thread_id))
+
+    def prune(  # type: ignore[override]  # counts instead of None
+        self,
+        thread_ids: Sequence[str],
+        *,
+        strategy: str = "keep_latest",
+        keep_last: int | None = None,
+        older_than: datetime | timedelta | None = None,
+        skip_interrupted: bool | None = None,
+        dry_run: bool = False,
+    ) -> Pruned:
+        """`aprune`, from another thread."""
+        return self._blocking(
+            lambda: self.aprune(
+                thread_ids,
+                strategy=strategy,
+                keep_last=keep_last,
+                older_than=older_than,
+                skip_interrupted=skip_interrupted,
+                dry_run=dry_run,
+            )
+        )
+
+    def get_delta_channel_history(
+        self, *, config: RunnableConfig, channels: Sequence[str]
+    ) -> Mapping[str, DeltaChannelHistory]:
+        """`aget_delta_channel_history`, from another thread."""
+        return self._blocking(
+            lambda: self.aget_delta_channel_history(config=config, channels=channels)
+        )
+
+    def list_threads(
+        self,
+        *,
+        filter: dict[str, Any] | None = None,
+        limit: int | None = None,
+        after: str | None = None,
+    ) -> Iterator[ThreadInfo]:
+        """`alist_threads`, from another thread."""
+        self._loop()
+        return self._rows(threads.listing(filter, limit, after))
+
+    def _rows(self, listing: threads.Listing | None) -> Iterator[ThreadInfo]:
+        while listing is not None:
+            plan = threads.rows(self._context(), listing)
+            rows, listing = self._blocking(partial(self._run, plan))
+            yield from rows
+
+    def apply_ttl(
+        self,
+        *,
+        thread_ids: Iterable[str] | None = None,
+        after: str | None = None,
+        dry_run: bool = False,
+        progress: Callable[[TtlProgress], object] | None = None,
+    ) -> TtlProgress:
+        """`aapply_ttl`, from another thread."""
+        return self._blocking(
+            lambda: self.aapply_ttl(
+                thread_ids=thread_ids,
+                after=after,
+                dry_run=dry_run,
+                progress=progress,
+            )
+        )
+
+    def prune_idle(
+        self,
+        *,
+        older_than: datetime | timedelta,
+        strategy: str = "keep_latest",
+        keep_last: int | None = None,
+        skip_interrupted: bool = True,
+        dry_run: bool = False,
+        after: str | None = None,
+        progress: Callable[[IdleProgress], object] | None = None,
+    ) -> IdleProgress:
+        """`aprune_idle`, from another thread."""
+        return self._blocking(
+            lambda: self.aprune_idle(
+                older_than=older_than,
+                strategy=strategy,
+                keep_last=keep_last,
+                skip_interrupted=skip_interrupted,
+                dry_run=dry_run,
+                after=after,
+                progress=progress,
+            )
+        )

@@ -15,9 +15,56 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from datetime import datetime
 
 from mongosaver.codec import Facts, Inline
 from mongosaver.identifiers import Address
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What is known of one checkpoint: how it is stored, and when it expires (None: never)."""
+
+    facts: Facts
+    expires_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """How far a thread's expiry has been moved, from one put to the next.
+
+    Attributes:
+        until: The new expiry.
+        stage: Which collection it is at: 0 blobs, 1 writes, 2 checkpoints.
+        at: The part of the stage that is done, from 0 to 1.
+        width: The part that is next.
+    """
+
+    until: datetime
+    stage: int = 0
+    at: float = 0.0
+    width: float = 1 / 16
+
+
+class Moves:
+    """The moves that are under way, bounded. One that is forgotten is begun again."""
+
+    def __init__(self, size: int = 1024) -> None:
+        self._size = size
+        self._lock = threading.Lock()
+        self._moves: OrderedDict[str, Move] = OrderedDict()
+
+    def take(self, thread_id: str) -> Move | None:
+        """The thread's move, which nobody else goes on with until it is kept again."""
+        with self._lock:
+            return self._moves.pop(thread_id, None)
+
+    def keep(self, thread_id: str, move: Move) -> None:
+        with self._lock:
+            self._moves[thread_id] = move
+            if len(self._moves) > self._size:
+                self._moves.popitem(last=False)
 
 
 class Cache:
@@ -26,7 +73,7 @@ class Cache:
     def __init__(self, size: int = 1024) -> None:
         self._size = size
         self._lock = threading.Lock()
-        self._facts: OrderedDict[Address, Facts] = OrderedDict()
+        self._facts: OrderedDict[Address, Known] = OrderedDict()
         self._inline: OrderedDict[tuple[str, str], None] = OrderedDict()
 
     def is_inline(self, at: Address) -> bool:
@@ -35,15 +82,31 @@ class Cache:
             return (at.thread_id, at.checkpoint_ns) in self._inline
 
     def get(self, address: Address) -> Facts | None:
-        with self._lock:
-            facts = self._facts.get(address)
-            if facts is not None:
-                self._facts.move_to_end(address)
-            return facts
+        known = self.known(address)
+        return None if known is None else known.facts
 
-    def put(self, address: Address, facts: Facts) -> None:
+    def known(self, address: Address, now: datetime | None = None) -> Known | None:
+        """What is known of a checkpoint; nothing of one that has expired by now."""
         with self._lock:
-            self._facts[address] = facts
+            known = self._facts.get(address)
+            if known is None:
+                return None
+            if now is not None and known.expires_at is not None and known.expires_at <= now:
+                return None
+            self._facts.move_to_end(address)
+            return known
+
+    def moved(self, addresses: Iterable[Address], expires_at: datetime | None) -> None:
+        """Note that these checkpoints expire at another time now."""
+        with self._lock:
+            for address in addresses:
+                known = self._facts.get(address)
+                if known is not None:
+                    self._facts[address] = replace(known, expires_at=expires_at)
+
+    def put(self, address: Address, facts: Facts, expires_at: datetime | None = None) -> None:
+        with self._lock:
+            self._facts[address] = Known(facts, expires_at)
             self._facts.move_to_end(address)
             if len(self._facts) > self._size:
                 self._facts.popitem(last=False)
@@ -66,6 +129,7 @@ class Shared:
 
     Attributes:
         cache: How recent checkpoints are stored.
+        moves: Threads whose expiry is being moved.
         ready: Whether the indexes are known to be there.
         read_by_finds: Whether the server is known to refuse the aggregate that reads a checkpoint
             in one round trip; finds read the same then.
@@ -73,5 +137,6 @@ class Shared:
 
     def __init__(self) -> None:
         self.cache = Cache()
+        self.moves = Moves()
         self.ready = False
         self.read_by_finds = False

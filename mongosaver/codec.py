@@ -353,7 +353,7 @@ def draft(
     stored_metadata = get_serializable_checkpoint_metadata(config, metadata)
     search, rest = searchable(cast("Mapping[str, Any]", stored_metadata), everything=plain(serde))
     own = {key: value for key, value in checkpoint.items() if key != "channel_values"}
-    return Draft(
+    drafted = Draft(
         address=at.at(checkpoint_id),
         parent=at.checkpoint_id,
         run_id=identifiers.run(cast("Mapping[str, Any]", stored_metadata).get("run_id")),
@@ -368,6 +368,27 @@ def draft(
         metadata=_dump_metadata(serde, cast("Mapping[str, Any]", stored_metadata)),
         search=search,
         search_rest=rest,
+    )
+    _check_size(drafted, 0)
+    return drafted
+
+
+def _check_size(draft: Draft, inline_bytes: int) -> None:
+    """Refuse what one document cannot hold.
+
+    Raises:
+        PayloadTooLarge: The checkpoint's own document would pass MongoDB's limit.
+    """
+    metadata, checkpoint = len(draft.metadata.data), len(draft.checkpoint.data)
+    if metadata + checkpoint + inline_bytes <= MAX_PAYLOAD:
+        return
+    what, size = (
+        ("metadata", metadata)
+        if metadata >= checkpoint
+        else ("the checkpoint without its channel values", checkpoint)
+    )
+    raise PayloadTooLarge(
+        what, size, MAX_PAYLOAD, "Keep large data in a channel: channel values have no limit."
     )
 
 
@@ -499,15 +520,8 @@ def encode(
     inline_bytes = sum(
         entry.size if isinstance(entry, Inline) else entry.inline_size for entry in facts.values()
     )
+    _check_size(draft, inline_bytes)
     fixed = len(draft.checkpoint.data) + len(draft.metadata.data) + inline_bytes
-    if fixed > MAX_PAYLOAD:
-        if len(draft.metadata.data) >= len(draft.checkpoint.data):
-            what, size = "metadata", len(draft.metadata.data)
-        else:
-            what, size = "the checkpoint without its channel values", len(draft.checkpoint.data)
-        raise PayloadTooLarge(
-            what, size, MAX_PAYLOAD, "Keep large data in a channel: channel values have no limit."
-        )
     document: Document = {
         "format": FORMAT,
         "thread_id": at.thread_id,
@@ -546,14 +560,24 @@ def encode(
 
 
 @dataclass(frozen=True, slots=True)
-class EncodedWrites:
-    """Documents of one `put_writes`, in the order in which they have to be stored.
+class DraftWrites:
+    """What one `put_writes` was given, serialized on the calling thread.
 
-    `first_stays` tells that all slots are ordinary ones: what is in the way is left alone.
+    `slots` has a channel and its payload by position; `fields` is what all documents share.
     """
 
-    documents: list[Document]
-    first_stays: bool
+    fields: Document
+    slots: dict[int, tuple[str, Payload]]
+
+    @property
+    def size(self) -> int:
+        """Bytes of all payloads."""
+        return sum(len(payload.data) for _, payload in self.slots.values())
+
+    @property
+    def first_stays(self) -> bool:
+        """Whether all slots are ordinary ones: what is in the way is left alone."""
+        return all(idx >= 0 for idx in self.slots)
 
 
 def _parts(payload: Payload) -> list[tuple[int, bytes]]:
@@ -577,54 +601,67 @@ def _parts(payload: Payload) -> list[tuple[int, bytes]]:
     return [(0, b""), *rest]
 
 
-def encode_writes(
+def draft_writes(
     serde: SerializerProtocol,
     config: RunnableConfig,
     writes: Sequence[tuple[str, Any]],
     task_id: str,
     task_path: str,
     now: datetime,
-) -> EncodedWrites:
-    """Documents of pending writes; the last one wins where a call names a special slot twice."""
+) -> DraftWrites:
+    """Check and serialize pending writes.
+
+    The last one wins where a call names a special slot twice.
+    """
     at = identifiers.address(config)
     if at.checkpoint_id is None:
         raise IdentifierValueError(
             'put_writes needs the "checkpoint_id" of the checkpoint that the writes belong to'
         )
-    task_id = identifiers.text(task_id, "task_id")
-    task_path = identifiers.text(task_path, "task_path", nul=True)
     run_id = identifiers.run(
         (config.get("configurable") or {}).get("run_id")
         or (config.get("metadata") or {}).get("run_id")
     )
-    slots: dict[int, list[Document]] = {}
-    for position, (channel, value) in enumerate(writes):
-        idx = WRITES_IDX_MAP.get(channel, position)
-        payload = _dump_value(serde, channel, value)
+    fields: Document = {
+        "format": FORMAT,
+        "thread_id": at.thread_id,
+        "checkpoint_ns": at.checkpoint_ns,
+        "checkpoint_id": at.checkpoint_id,
+        "task_id": identifiers.text(task_id, "task_id"),
+        "task_path": identifiers.text(task_path, "task_path", nul=True),
+        **({} if run_id is None else {"run_id": run_id}),
+        "created_at": now,
+    }
+    slots = {
+        WRITES_IDX_MAP.get(channel, position): (
+            _name(channel),
+            _dump_value(serde, channel, value),
+        )
+        for position, (channel, value) in enumerate(writes)
+    }
+    return DraftWrites(fields, slots)
+
+
+def encode_writes(draft: DraftWrites) -> list[Document]:
+    """Documents of pending writes, in the order in which they have to be stored."""
+    documents: list[Document] = []
+    for idx, (channel, payload) in draft.slots.items():
         parts = _parts(payload)
-        slots[idx] = [
+        documents += (
             {
-                "format": FORMAT,
-                "thread_id": at.thread_id,
-                "checkpoint_ns": at.checkpoint_ns,
-                "checkpoint_id": at.checkpoint_id,
-                "task_id": task_id,
+                **draft.fields,
                 "idx": idx,
                 "part": number,
                 **({"parts": [n for n, _ in parts[1:]]} if number == 0 and parts[1:] else {}),
-                "channel": _name(channel),
-                "task_path": task_path,
-                **({} if run_id is None else {"run_id": run_id}),
+                "channel": channel,
                 "type": payload.type,
                 "data": data,
-                "created_at": now,
             }
             for number, data in parts
-        ]
-    documents = [document for parts_ in slots.values() for document in parts_]
+        )
     # A slot counts as written when its part 0 is there, so that one comes last.
     documents.sort(key=lambda document: document["part"] == 0)
-    return EncodedWrites(documents, first_stays=all(idx >= 0 for idx in slots))
+    return documents
 
 
 def write_key(document: Document) -> Document:
@@ -730,7 +767,12 @@ def stored_of(head: Document, channel: str, blobs: Mapping[bytes, Document]) -> 
     return segments.stored(head["type"], chain, (head["key"], head["end"], head["digest"]))
 
 
-def _value_of(entry: Document, blobs: Mapping[bytes, Document]) -> Payload:
+def value_of(entry: Document, blobs: Mapping[bytes, Document]) -> Payload:
+    """The payload of a value that a checkpoint names as a blob.
+
+    Raises:
+        Hole: The head or a segment of its chain is missing.
+    """
     head = blobs.get(entry["k"])
     if head is None:
         raise Hole(entry["c"], entry["k"])
@@ -823,7 +865,7 @@ def decode(
     stored: dict[str, Stored] = {}
     for entry in document["blobs"]:
         channel = entry["c"]
-        values[channel] = load(serde, _value_of(entry, blobs))
+        values[channel] = load(serde, value_of(entry, blobs))
         stored[channel] = stored_of(blobs[entry["k"]], channel, blobs)
     versions: ChannelVersions = loaded.get("channel_versions") or {}
     facts = facts_of(document, dict(versions), stored)

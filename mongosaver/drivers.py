@@ -145,7 +145,7 @@ def _merging(bound: _Bound, op: Merge) -> list[Document]:
 
 
 def _updates(op: Updates) -> list[UpdateOne]:
-    return [UpdateOne(each.filter, each.update, upsert=True) for each in op.updates]
+    return [UpdateOne(each.filter, each.update, upsert=each.upsert) for each in op.updates]
 
 
 def _indexes(op: CreateIndexes) -> list[IndexModel]:
@@ -153,9 +153,13 @@ def _indexes(op: CreateIndexes) -> list[IndexModel]:
 
 
 def _index_options(index: Index) -> dict[str, Any]:
-    if index.partial is None:
-        return {"unique": index.unique}
-    return {"unique": index.unique, "partialFilterExpression": dict(index.partial)}
+    options: dict[str, Any] = {"unique": index.unique}
+    if index.partial is not None:
+        options["partialFilterExpression"] = dict(index.partial)
+    if index.expires:
+        # The field holds the date itself, so a change of the ttl needs no change of the index.
+        options["expireAfterSeconds"] = 0
+    return options
 
 
 _LASTING: Final = (DuplicateKeyError, BulkWriteError, ServerSelectionTimeoutError)
@@ -212,7 +216,8 @@ class Driver:
 
     def _aggregate(self, op: Aggregate) -> list[Document]:
         pipeline = self.bound.pipeline(op.pipeline)
-        found: list[Document] = self.bound[op.collection].aggregate(pipeline).to_list()
+        cursor = self.bound[op.collection].aggregate(pipeline, batchSize=_ALL_AT_ONCE)
+        found: list[Document] = cursor.to_list()
         return found
 
     def _insert(self, op: Insert, session: Any = None) -> None:
@@ -227,7 +232,7 @@ class Driver:
         self.bound[op.collection].replace_one(op.filter, op.document, upsert=True)
 
     def _update(self, op: Updates) -> None:
-        self.bound[op.collection].bulk_write(_updates(op), ordered=False)
+        self.bound[op.collection].bulk_write(_updates(op), ordered=op.ordered)
 
     def _update_many(self, op: UpdateMany) -> int:
         return int(self.bound[op.collection].update_many(op.filter, op.update).matched_count)
@@ -271,8 +276,9 @@ class Driver:
                     if not _is_transient(error):
                         raise
                     continue
-                if self._commit(session):
-                    return True
+                committed = self._commit(session)
+                if committed is not None:
+                    return committed
         return False
 
     def _abort(self, session: Any) -> None:
@@ -280,17 +286,20 @@ class Driver:
         with suppress(PyMongoError):
             session.abort_transaction()
 
-    def _commit(self, session: Any) -> bool:
+    def _commit(self, session: Any) -> bool | None:
+        """Whether it was committed; None where it has to be begun anew."""
         for _ in range(_TRIES):
             try:
                 session.commit_transaction()
-            except PyMongoError as error:
-                if _is_unknown(error):
-                    continue
-                self._supersede(session)
-                if not _is_transient(error):
+            except OperationFailure as error:
+                if _is_transient(error):
+                    return None
+                if not _is_unknown(error):
+                    self._supersede(session)
                     raise
-                return False
+            except PyMongoError as error:
+                if not _is_unknown(error):
+                    raise
             else:
                 return True
         self._supersede(session)
@@ -374,7 +383,9 @@ class AsyncDriver:
 
     async def _aggregate(self, op: Aggregate) -> list[Document]:
         pipeline = self.bound.pipeline(op.pipeline)
-        cursor = await _awaited(self.bound[op.collection].aggregate(pipeline))
+        cursor = await _awaited(
+            self.bound[op.collection].aggregate(pipeline, batchSize=_ALL_AT_ONCE)
+        )
         found: list[Document] = await cursor.to_list(None)
         return found
 
@@ -390,7 +401,7 @@ class AsyncDriver:
         await self.bound[op.collection].replace_one(op.filter, op.document, upsert=True)
 
     async def _update(self, op: Updates) -> None:
-        await self.bound[op.collection].bulk_write(_updates(op), ordered=False)
+        await self.bound[op.collection].bulk_write(_updates(op), ordered=op.ordered)
 
     async def _update_many(self, op: UpdateMany) -> int:
         done = await self.bound[op.collection].update_many(op.filter, op.update)
@@ -440,8 +451,9 @@ class AsyncDriver:
                     if not _is_transient(error):
                         raise
                     continue
-                if await self._commit(session):
-                    return True
+                committed = await self._commit(session)
+                if committed is not None:
+                    return committed
         return False
 
     async def _abort(self, session: Any) -> None:
@@ -449,17 +461,20 @@ class AsyncDriver:
         with suppress(PyMongoError):
             await session.abort_transaction()
 
-    async def _commit(self, session: Any) -> bool:
+    async def _commit(self, session: Any) -> bool | None:
+        """Whether it was committed; None where it has to be begun anew."""
         for _ in range(_TRIES):
             try:
                 await session.commit_transaction()
-            except PyMongoError as error:
-                if _is_unknown(error):
-                    continue
-                await self._supersede(session)
-                if not _is_transient(error):
+            except OperationFailure as error:
+                if _is_transient(error):
+                    return None
+                if not _is_unknown(error):
+                    await self._supersede(session)
                     raise
-                return False
+            except PyMongoError as error:
+                if not _is_unknown(error):
+                    raise
             else:
                 return True
         await self._supersede(session)
@@ -469,7 +484,7 @@ class AsyncDriver:
         # Without an answer the transaction may still be open, holding what the sequence is about
         # to write. The first command of a newer one of the same session ends it.
         with suppress(PyMongoError):
-            session.start_transaction()
+            await _awaited(session.start_transaction())
             await self.bound[Name.CHECKPOINTS].find_one({"thread_id": ""}, session=session)
             await session.abort_transaction()
 

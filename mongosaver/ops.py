@@ -65,18 +65,23 @@ class Replace:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """One update that makes the document at `filter` where there is none; part of `Updates`."""
+    """One update of the document at `filter`; part of `Updates`.
+
+    `upsert` makes the document where there is none.
+    """
 
     filter: Document
     update: Document
+    upsert: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Updates:
-    """Several upserts in one unordered command. Result: None."""
+    """Several updates in one command: one after another if `ordered`. Result: None."""
 
     collection: Name
     updates: Sequence[Update]
+    ordered: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
 from langchain_core.runnables import RunnableConfig
@@ -18,6 +19,7 @@ from langgraph.checkpoint.base import (
     Checkpoint,
     CheckpointMetadata,
     CheckpointTuple,
+    DeltaChannelHistory,
 )
 from langgraph.checkpoint.serde.base import SerializerProtocol
 from pymongo import MongoClient
@@ -26,7 +28,23 @@ from pymongo.collection import Collection
 from mongosaver._base import COLLECTION_NAME, DB_NAME, BaseSaver, open_options, wrong_collection
 from mongosaver.drivers import Driver
 from mongosaver.ops import Plan
-from mongosaver.plans import delete, read, setup, write
+from mongosaver.plans import (
+    copy,
+    delete,
+    expiry,
+    history,
+    idle,
+    prune,
+    read,
+    runs,
+    setup,
+    threads,
+    write,
+)
+from mongosaver.plans.expiry import TtlProgress
+from mongosaver.plans.idle import IdleProgress
+from mongosaver.plans.prune import Pruned
+from mongosaver.plans.threads import ThreadInfo
 
 T = TypeVar("T")
 
@@ -42,10 +60,14 @@ class MongoSaver(BaseSaver):
         serde: Serializer of state, writes and metadata; LangGraph's own by default.
         auto_setup: Whether the first write makes the indexes (see `setup`). Turn it off where the
             user of the database may not make any, and let somebody else call `setup`.
+        ttl: How long a thread is kept after its last save, as a `timedelta` or in seconds; for
+            ever by default. MongoDB removes it one to three tenths of the ttl later (at least 10
+            minutes each). Give all savers of a collection the same, and see `apply_ttl`.
+        refresh_on_read: Whether reading a thread's state keeps it like a save.
 
     Raises:
         CollectionTypeError: It is no PyMongo collection.
-        ConfigurationError: Its write concern is `w=0`.
+        ConfigurationError: Its write concern is `w=0`, or the ttl is none.
 
     Example:
         ```python
@@ -63,10 +85,14 @@ class MongoSaver(BaseSaver):
         *,
         serde: SerializerProtocol | None = None,
         auto_setup: bool = True,
+        ttl: timedelta | float | None = None,
+        refresh_on_read: bool = False,
     ) -> None:
         if not isinstance(collection, Collection):
             raise wrong_collection(collection, "MongoSaver", "pymongo.collection.Collection")
-        super().__init__(serde=serde, auto_setup=auto_setup)
+        super().__init__(
+            serde=serde, auto_setup=auto_setup, ttl=ttl, refresh_on_read=refresh_on_read
+        )
         self._driver = Driver(collection)
         self._setup_lock = threading.Lock()
 
@@ -80,6 +106,8 @@ class MongoSaver(BaseSaver):
         collection_name: str = COLLECTION_NAME,
         serde: SerializerProtocol | None = None,
         auto_setup: bool = True,
+        ttl: timedelta | float | None = None,
+        refresh_on_read: bool = False,
     ) -> Iterator[MongoSaver]:
         """A saver on a client of its own, which is closed at the end of the `with` block.
 
@@ -90,12 +118,18 @@ class MongoSaver(BaseSaver):
             collection_name: The collection for checkpoints, and the stem of its siblings' names.
             serde: As in the constructor.
             auto_setup: As in the constructor.
+            ttl: As in the constructor.
+            refresh_on_read: As in the constructor.
         """
         client: MongoClient[Any] = MongoClient(conn_string, **open_options())
         with client:
             database = client.get_default_database(default=DB_NAME).name
             yield cls(
-                client[db_name or database][collection_name], serde=serde, auto_setup=auto_setup
+                client[db_name or database][collection_name],
+                serde=serde,
+                auto_setup=auto_setup,
+                ttl=ttl,
+                refresh_on_read=refresh_on_read,
             )
 
     # --- blocking
@@ -199,6 +233,159 @@ class MongoSaver(BaseSaver):
         """Remove everything of one thread, in all namespaces. An unknown thread is no error."""
         self._driver.run(delete.delete_thread(self._context(), thread_id))
 
+    def delete_for_runs(self, run_ids: Sequence[str]) -> None:
+        """Remove the checkpoints and writes of runs, in any thread. Unknown runs are no error.
+
+        That includes what a run wrote to an earlier run's checkpoint by resuming it. Where a later
+        run's `DeltaChannel` is rebuilt from what a deleted run wrote, that stays out of sight.
+
+        Raises:
+            TypeError: It is one string instead of several, or an id is no text.
+        """
+        self._driver.run(runs.delete_for_runs(self._context(), run_ids))
+
+    def copy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
+        """Copy everything of one thread to a new one, on the server; no such source is no error.
+
+        A copy that broke off is completed by repeating the call.
+
+        Raises:
+            ThreadExists: The target is the source, or has checkpoints of its own; a ValueError.
+        """
+        self._write(copy.copy_thread(self._context(), source_thread_id, target_thread_id))
+
+    def prune(  # type: ignore[override]  # counts instead of None
+        self,
+        thread_ids: Sequence[str],
+        *,
+        strategy: str = "keep_latest",
+        keep_last: int | None = None,
+        older_than: datetime | timedelta | None = None,
+        skip_interrupted: bool | None = None,
+        dry_run: bool = False,
+    ) -> Pruned:
+        """Remove old checkpoints of threads; see `mongosaver.plans.prune.prune`."""
+        return self._driver.run(
+            prune.prune(
+                self._context(),
+                thread_ids,
+                strategy=strategy,
+                keep_last=keep_last,
+                older_than=older_than,
+                skip_interrupted=skip_interrupted,
+                dry_run=dry_run,
+            )
+        )
+
+    def get_delta_channel_history(
+        self, *, config: RunnableConfig, channels: Sequence[str]
+    ) -> Mapping[str, DeltaChannelHistory]:
+        """For each channel the writes since its last stored value, and that value."""
+        plan = history.get_delta_channel_history(self._context(), config, channels)
+        return self._driver.run(plan)
+
+    def list_threads(
+        self,
+        *,
+        filter: dict[str, Any] | None = None,
+        limit: int | None = None,
+        after: str | None = None,
+    ) -> Iterator[ThreadInfo]:
+        """Threads, the latest active first; read in pages as they are consumed.
+
+        An index tells which threads there are and what they consist of. Of each only its newest
+        checkpoint is looked at, without state. About five round trips per 100 threads.
+
+        Args:
+            filter: What the latest checkpoint's metadata must equal, by top-level key, compared
+                as `list` does. The latest is the root graph's newest, if there is one.
+            limit: At most so many rows; None is all, 0 none.
+            after: The `cursor` of a row: the list goes on after that one.
+
+        Raises:
+            ConfigurationError: `after` is no cursor.
+            ValueError: The limit is negative.
+        """
+        return self._rows(threads.listing(filter, limit, after))
+
+    def _rows(self, listing: threads.Listing | None) -> Iterator[ThreadInfo]:
+        while listing is not None:
+            rows, listing = self._driver.run(threads.rows(self._context(), listing))
+            yield from rows
+
+    def apply_ttl(
+        self,
+        *,
+        thread_ids: Iterable[str] | None = None,
+        after: str | None = None,
+        dry_run: bool = False,
+        progress: Callable[[TtlProgress], object] | None = None,
+    ) -> TtlProgress:
+        """Let the threads that are stored expire as this saver's ttl says.
+
+        That is how a ttl is turned on or changed for existing threads, and how it is turned off:
+        by a saver without one. It counts from each thread's last save. Threads in use are moved
+        by their next save anyway. Safe to repeat; give all other savers the new ttl first.
+
+        Args:
+            thread_ids: Only these threads; by default all.
+            after: Only threads whose id sorts after this one: where an earlier call broke off.
+            dry_run: Whether to count only.
+            progress: Called after each page of threads.
+
+        Raises:
+            TypeError: `thread_ids` is one string instead of several, or an id is no text.
+        """
+        walk = expiry.walk(thread_ids, after, dry_run=dry_run)
+        while not walk.progress.done:
+            plan = expiry.apply(self._context(), walk)
+            walk = self._driver.run(plan) if dry_run else self._write(plan)
+            if progress is not None:
+                progress(walk.progress)
+        return walk.progress
+
+    def prune_idle(
+        self,
+        *,
+        older_than: datetime | timedelta,
+        strategy: str = "keep_latest",
+        keep_last: int | None = None,
+        skip_interrupted: bool = True,
+        dry_run: bool = False,
+        after: str | None = None,
+        progress: Callable[[IdleProgress], object] | None = None,
+    ) -> IdleProgress:
+        """Prune all threads that were not saved since a time; a page of threads after another.
+
+        Args:
+            older_than: The time of a thread's newest checkpoint must be before this time, or its
+                age above this age.
+            strategy: `keep_latest` keeps the newest checkpoint of each namespace, and what it
+                needs; `delete` keeps nothing.
+            keep_last: With `keep_latest`: how many of each namespace stay; 1 by default.
+            skip_interrupted: Whether threads that wait for an answer to an interrupt stay.
+            dry_run: Whether to count only.
+            after: Only threads whose id sorts after this one: where an earlier call broke off.
+            progress: Called after each page of threads.
+
+        Raises:
+            ConfigurationError: An option is unknown, or does not go with another.
+        """
+        walk = idle.walk(
+            self._context(),
+            older_than,
+            strategy=strategy,
+            keep_last=keep_last,
+            skip_interrupted=skip_interrupted,
+            dry_run=dry_run,
+            after=after,
+        )
+        while not walk.progress.done:
+            walk = self._driver.run(idle.step(self._context(), walk))
+            if progress is not None:
+                progress(walk.progress)
+        return walk.progress
+
     def _write(self, plan: Plan[T]) -> T:
         if self._auto_setup and not self._shared.ready:
             with self._setup_lock:
@@ -257,3 +444,95 @@ class MongoSaver(BaseSaver):
     async def adelete_thread(self, thread_id: str) -> None:
         """`delete_thread`, in a worker thread."""
         await asyncio.to_thread(self.delete_thread, thread_id)
+
+    async def adelete_for_runs(self, run_ids: Sequence[str]) -> None:
+        """`delete_for_runs`, in a worker thread."""
+        await asyncio.to_thread(self.delete_for_runs, run_ids)
+
+    async def acopy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
+        """`copy_thread`, in a worker thread."""
+        await asyncio.to_thread(self.copy_thread, source_thread_id, target_thread_id)
+
+    async def aprune(  # type: ignore[override]  # counts instead of None
+        self,
+        thread_ids: Sequence[str],
+        *,
+        strategy: str = "keep_latest",
+        keep_last: int | None = None,
+        older_than: datetime | timedelta | None = None,
+        skip_interrupted: bool | None = None,
+        dry_run: bool = False,
+    ) -> Pruned:
+        """`prune`, in a worker thread."""
+        return await asyncio.to_thread(
+            self.prune,
+            thread_ids,
+            strategy=strategy,
+            keep_last=keep_last,
+            older_than=older_than,
+            skip_interrupted=skip_interrupted,
+            dry_run=dry_run,
+        )
+
+    async def aget_delta_channel_history(
+        self, *, config: RunnableConfig, channels: Sequence[str]
+    ) -> Mapping[str, DeltaChannelHistory]:
+        """`get_delta_channel_history`, in a worker thread."""
+        return await asyncio.to_thread(
+            self.get_delta_channel_history, config=config, channels=channels
+        )
+
+    async def alist_threads(
+        self,
+        *,
+        filter: dict[str, Any] | None = None,
+        limit: int | None = None,
+        after: str | None = None,
+    ) -> AsyncIterator[ThreadInfo]:
+        """`list_threads`, each page in a worker thread."""
+        listing: threads.Listing | None = threads.listing(filter, limit, after)
+        while listing is not None:
+            plan = threads.rows(self._context(), listing)
+            rows, listing = await asyncio.to_thread(self._driver.run, plan)
+            for row in rows:
+                yield row
+
+    async def aapply_ttl(
+        self,
+        *,
+        thread_ids: Iterable[str] | None = None,
+        after: str | None = None,
+        dry_run: bool = False,
+        progress: Callable[[TtlProgress], object] | None = None,
+    ) -> TtlProgress:
+        """`apply_ttl`, in a worker thread."""
+        return await asyncio.to_thread(
+            self.apply_ttl,
+            thread_ids=thread_ids,
+            after=after,
+            dry_run=dry_run,
+            progress=progress,
+        )
+
+    async def aprune_idle(
+        self,
+        *,
+        older_than: datetime | timedelta,
+        strategy: str = "keep_latest",
+        keep_last: int | None = None,
+        skip_interrupted: bool = True,
+        dry_run: bool = False,
+        after: str | None = None,
+        progress: Callable[[IdleProgress], object] | None = None,
+    ) -> IdleProgress:
+        """`prune_idle`, in a worker thread."""
+        return await asyncio.to_thread(
+            self.prune_idle,
+            older_than=older_than,
+            strategy=strategy,
+            keep_last=keep_last,
+            skip_interrupted=skip_interrupted,
+            dry_run=dry_run,
+            after=after,
+            progress=progress,
+        )

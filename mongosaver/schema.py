@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from enum import Enum
 from typing import Any, Final
 
@@ -32,13 +33,15 @@ class Name(Enum):
 class Index:
     """One index: `keys` are (field, 1 or -1), and `reader` says which query needs it.
 
-    `partial` limits it to documents that match, so that the others cost nothing.
+    `partial` limits it to documents that match, so that the others cost nothing. Where `expires`
+    is set, MongoDB removes documents once the date in the field has passed.
     """
 
     keys: tuple[tuple[str, int], ...]
     reader: str
     unique: bool = False
     partial: Document | None = None
+    expires: bool = False
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -69,7 +72,12 @@ INDEXES: Final[Mapping[Name, tuple[Index, ...]]] = {
         ),
         Index(
             (("checkpoint_id", -1), ("thread_id", 1), ("checkpoint_ns", 1)),
-            "list(None): all threads, newest first",
+            "list(None): all threads, newest first; list_threads",
+        ),
+        Index(
+            (("thread_id", 1), ("deleted_at", 1)),
+            "list_threads: checkpoints that are being removed do not count",
+            partial={"deleted_at": {"$exists": True}},
         ),
         _BY_RUN,
     ),
@@ -90,6 +98,9 @@ INDEXES: Final[Mapping[Name, tuple[Index, ...]]] = {
     ),
 }
 
+EXPIRY_INDEX: Final = Index((("expires_at", 1),), "MongoDB's TTL monitor", expires=True)
+"""One more index of each collection, where a saver has a ttl."""
+
 MAX_DOCUMENT: Final = 16 * 1024 * 1024
 """MongoDB's limit for one document, in bytes (MongoDB manual, "BSON document size")."""
 
@@ -98,6 +109,10 @@ MAX_PAYLOAD: Final = MAX_DOCUMENT - 256 * 1024
 
 MAX_TRANSACTION: Final = 16 * 1024 * 1024
 """Above this many bytes of new blobs a put goes in sequence (oplog entries, cache pressure)."""
+
+MAX_BATCH: Final = 8 * 1024 * 1024
+"""Bytes of data that one insert carries where a sequence writes: the driver encodes a command as a
+whole, beside the value and its payload that are in memory already."""
 
 MAX_AGGREGATE: Final = 8 * 1024 * 1024
 """Checkpoints with more payload bytes are read by finds: an aggregate's row ends at 16 MB."""
@@ -124,6 +139,9 @@ this many bytes, so that most puts of a growing value are one insert."""
 
 INLINE_REPEATS: Final = 8
 """After so many checkpoints unchanged a larger value leaves for a blob."""
+
+LEAST_QUANTUM: Final = timedelta(minutes=10)
+"""Expiry dates are at least so far apart, so that a thread is moved now and then only."""
 
 PAGE: Final = 100
 """Checkpoints read together by `list`."""

@@ -1,16 +1,18 @@
 """Options, and the fixtures that give a test its face.
 
 `face` is any face that was asked for, also the oracle; `mongo_face` only those on MongoDB, for
-tests that look at what is stored or sent. Each has a new saver on an empty collection; it is new as
-well where a test is marked so, and else emptied after each test, because making indexes takes longer
-than most tests. The server is `mongo_uri` of mongosaver's own pytest plugin, one for the session,
-whatever its topology.
+tests that look at what is stored or sent. Each has a new saver on an empty collection. Where a test
+is marked so the collection is new as well; else it is emptied after each test, because making
+indexes takes longer than most tests. The server is `mongo_uri` of mongosaver's own pytest plugin,
+one for the session, whatever its topology.
 """
 
 from __future__ import annotations
 
+import gc
 import os
 import uuid
+import warnings
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -129,6 +131,20 @@ def face(request: pytest.FixtureRequest, stage: Stage) -> Iterator[Face]:
 def mongo_face(request: pytest.FixtureRequest, stage: Stage) -> Iterator[Face]:
     """One face on MongoDB, with a new saver on an empty collection."""
     yield from _face(request, stage)
+
+
+@pytest.fixture
+def lost_client(mongo_face: Face) -> Iterator[Any]:
+    """A client of the face's kind whose server is away, with a name and a password in its URI."""
+    uri = "mongodb://ada:hunter2@127.0.0.1:1/?serverSelectionTimeoutMS=100"
+    client = mongo_face.client(uri, connect=False)
+    yield client
+    mongo_face.close(client)
+    del client
+    # PyMongo leaves a socket open when it is closed while it connects. Better now than in a test.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()
 
 
 @pytest.fixture

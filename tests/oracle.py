@@ -6,7 +6,8 @@ difference is written down here, once, so that the tests themselves can be tried
 
 - identifiers are text: `str`, and thread ids also `int` and `UUID`; anything else is refused;
 - `checkpoint_ns` may be missing in `put`, and the metadata are the serializable ones;
-- a value handed over in a hand-made checkpoint is kept, with or without a version;
+- a value handed over in a hand-made checkpoint is kept, with or without a version, and passed on to
+  checkpoints on it in which the channel is unchanged;
 - `list` is ordered: one thread by namespace, then newest first; all threads newest first; a
   negative limit is refused;
 - checkpoints of before version 4 find their queued sends on their parent's pending writes;
@@ -85,8 +86,18 @@ class Oracle(InMemorySaver):
                 self.serde.dumps_typed({name: value})
             except Exception as refused:
                 raise type(refused)(f"metadata {name!r}: {refused}") from refused
+        parent = where.get("checkpoint_id", "")
+        above = self.storage[key[0]][key[1]].get(parent)
+        versions = self.serde.loads_typed(above[0])["channel_versions"] if above else {}
+        inherited = {
+            channel: value
+            for channel, value in self.handed.get((*key[:2], parent), {}).items()
+            if channel not in new_versions
+            and channel in versions
+            and versions[channel] == checkpoint["channel_versions"].get(channel)
+        }
         done = super().put({"configurable": where}, checkpoint, serializable, new_versions)
-        self.handed[key] = {
+        self.handed[key] = inherited | {
             channel: self.serde.dumps_typed(value)
             for channel, value in checkpoint["channel_values"].items()
             if (*key[:2], channel, checkpoint["channel_versions"].get(channel)) not in self.blobs

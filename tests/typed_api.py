@@ -6,6 +6,7 @@ A change that breaks the type of something users call, breaks `make check` here.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Sequence
+from datetime import timedelta
 from typing import Any
 
 from langchain_core.runnables import RunnableConfig
@@ -66,6 +67,11 @@ def uses(saver: MongoSaver, checkpoint: Checkpoint, metadata: CheckpointMetadata
     version = saver.get_next_version(version, None)
     narrowed: BaseCheckpointSaver[str] = saver.with_allowlist([("app.state", "Order")])
     saver.delete_thread("1")
+    saver.delete_for_runs(["1"])
+    saver.copy_thread("1", "2")
+    pruned: int = saver.prune(["1"], strategy="keep_latest").checkpoints
+    pruned += saver.prune(["1"], keep_last=2, older_than=timedelta(days=1), dry_run=True).threads
+    print(pruned)
     print(found, plain, list(rows), list(everything), version, narrowed)
 
 
@@ -81,6 +87,10 @@ async def uses_async(
     plain: Checkpoint | None = await saver.aget(config)
     rows: AsyncIterator[CheckpointTuple] = saver.alist(CONFIG, filter={"step": 1}, limit=None)
     await saver.adelete_thread("1")
+    await saver.adelete_for_runs(["1"])
+    await saver.acopy_thread("1", "2")
+    pruned: int = (await saver.aprune(["1"], strategy="delete", skip_interrupted=True)).skipped
+    print(pruned)
     print(found, plain, [row async for row in rows])
 
 

@@ -25,13 +25,12 @@ from pymongo.errors import OperationFailure
 
 from mongosaver import codec, identifiers
 from mongosaver.codec import Hole
-from mongosaver.codec import _value_of as value_of
 from mongosaver.errors import IncompleteCheckpoint
 from mongosaver.identifiers import Address
 from mongosaver.ops import Aggregate, Compute, Find, Plan
 from mongosaver.plans import filters
 from mongosaver.plans.context import Context
-from mongosaver.plans.read import _REFUSALS as REFUSALS
+from mongosaver.plans.read import REFUSALS
 from mongosaver.plans.runs import several
 from mongosaver.schema import MAX_AGGREGATE, OFF_LOOP, Document, Name
 
@@ -226,7 +225,7 @@ def _decode(
         history["writes"] += codec.load_writes(ctx.serde, documents)
     if walk.seed is not None:
         if "k" in walk.seed:
-            payload = value_of(walk.seed, blobs)
+            payload = codec.value_of(walk.seed, blobs)
         else:
             payload = codec.Payload(walk.seed["t"], walk.seed["d"])
         history["seed"] = codec.load(ctx.serde, payload)
@@ -284,7 +283,7 @@ def _seeds(ctx: Context, at: Address, keys: Mapping[bytes, int]) -> Plan[dict[by
             ctx.shared.read_by_finds = True
         else:
             for head in heads:
-                blobs.update((segment["key"], segment) for segment in head.pop("segments"))
+                blobs.update((segment["key"], segment) for segment in head["segments"])
                 blobs[head["key"]] = head
             return blobs
     blobs.update((head["key"], head) for head in (yield Find(Name.BLOBS, where)))

@@ -28,7 +28,7 @@ from mongosaver.codec import Decoded, Hole
 from mongosaver.errors import IncompleteCheckpoint
 from mongosaver.identifiers import Address
 from mongosaver.ops import Aggregate, Compute, Find, Plan
-from mongosaver.plans import filters
+from mongosaver.plans import expiry, filters
 from mongosaver.plans.context import Context
 from mongosaver.schema import (
     MANY_WRITES,
@@ -41,10 +41,14 @@ from mongosaver.schema import (
 
 logger = logging.getLogger("mongosaver")
 
-_REFUSALS: Final = frozenset({9, 40, 59, 115, 238, 303, 304, 28769, 40321, 40324, 51047})
+REFUSALS: Final = frozenset({9, 40, 59, 115, 238, 303, 304, 28769, 40321, 40324, 51047})
 """Codes by which a server says that it does not know or allow a stage: FailedToParse,
 ConflictingUpdateOperators (Cosmos DB), CommandNotFound, CommandNotSupported, NotImplemented, two of
 DocumentDB's, `$lookup` into a sharded collection, and unknown fields or stages."""
+
+_TOO_LARGE: Final = frozenset({4568, 10334})
+"""Codes for a row above 16 MB: metadata of many megabytes beside many writes, say. This one
+checkpoint is then read by finds."""
 
 _NEWEST: Final = (("checkpoint_id", -1),)
 
@@ -72,7 +76,9 @@ def _get_tuple(ctx: Context, at: Address) -> Plan[CheckpointTuple | None]:
                 return None
             below = found.checkpoint["checkpoint_id"]
             continue
-        ctx.shared.cache.put(codec.address_of(found.checkpoint), decoded.facts)
+        here, until = codec.address_of(found.checkpoint), found.checkpoint.get("expires_at")
+        ctx.shared.cache.put(here, decoded.facts, until)
+        yield from expiry.after_read(ctx, at.thread_id, until)
         return decoded.row
 
 
@@ -87,7 +93,7 @@ class _Found:
 
 
 def _read(ctx: Context, at: Address, below: str | None) -> Plan[_Found | None]:
-    where: Document = {"thread_id": at.thread_id, "checkpoint_ns": at.checkpoint_ns}
+    where: Document = {**filters.readable(at), **filters.alive(ctx.now)}
     if at.checkpoint_id is not None:
         where["checkpoint_id"] = at.checkpoint_id
     elif below is not None:
@@ -97,9 +103,10 @@ def _read(ctx: Context, at: Address, below: str | None) -> Plan[_Found | None]:
         try:
             rows = yield Aggregate(Name.CHECKPOINTS, pipeline(at, where, inline=inline))
         except OperationFailure as error:
-            if error.code not in _REFUSALS:
+            if error.code in REFUSALS:
+                ctx.shared.read_by_finds = True
+            elif error.code not in _TOO_LARGE:
                 raise
-            ctx.shared.read_by_finds = True
         else:
             return (yield from _complete(rows[0])) if rows else None
     rows = yield Find(Name.CHECKPOINTS, where, sort=_NEWEST, limit=1)
@@ -243,7 +250,10 @@ def _changed_meanwhile(document: Document, hole: Hole) -> Plan[bool]:
     """
     at = codec.address_of(document)
     again = yield Find(
-        Name.CHECKPOINTS, filters.checkpoint(at), {"blobs": 1, "created_at": 1}, limit=1
+        Name.CHECKPOINTS,
+        {**filters.checkpoint(at), "deleted_at": None},
+        {"blobs": 1, "created_at": 1},
+        limit=1,
     )
     if not again:
         return True
@@ -319,7 +329,7 @@ def query(
         raise ValueError(f"limit must not be negative, got {limit}")
     if filter is not None and not isinstance(filter, Mapping):
         raise TypeError(f"filter must be a mapping, got {type(filter).__name__}")
-    where: Document = {}
+    where: Document = {"deleted_at": None}
     thread_id = checkpoint_ns = None
     if config:
         thread_id = where["thread_id"] = identifiers.thread_of(config)
@@ -342,7 +352,8 @@ def page(ctx: Context, query: Query) -> Plan[tuple[list[CheckpointTuple], Query 
     if query.limit == 0:
         return [], None
     wanted = PAGE if query.filter or query.limit is None else min(PAGE, query.limit)
-    documents = yield from _next_checkpoints(query, wanted)
+    alive = replace(query, where={**query.where, **filters.alive(ctx.now)})
+    documents = yield from _next_checkpoints(alive, wanted)
     rows: list[CheckpointTuple] = []
     matching: list[tuple[Document, dict[str, Any]]] = []
     for document in documents:

@@ -16,7 +16,7 @@ from mongosaver import codec
 from mongosaver.errors import CollationRefused, SetupRefused
 from mongosaver.ops import Collections, CreateCollection, CreateIndexes, Find, Plan
 from mongosaver.plans.context import Context
-from mongosaver.schema import COMPRESSED, INDEXES, Name
+from mongosaver.schema import COMPRESSED, EXPIRY_INDEX, INDEXES, Name
 
 _UNAUTHORIZED: Final = 13
 _DUPLICATE_KEY: Final = 11000
@@ -53,7 +53,8 @@ def setup(ctx: Context) -> Plan[None]:
                 # collections cannot be made at all, the next command says so.
                 with suppress(OperationFailure):
                     yield CreateCollection(collection, COMPRESSED)
-            yield CreateIndexes(collection, indexes)
+            more = (EXPIRY_INDEX,) if ctx.ttl else ()
+            yield CreateIndexes(collection, (*indexes, *more))
     except OperationFailure as error:
         explained = _explained(error)
         if explained is None:

@@ -562,13 +562,12 @@ def _channels(freed: Iterable[Node], heads: _Cutoffs) -> dict[str, set[str]]:
 def _inner(thread_id: str, heads: _Cutoffs) -> Plan[_Cutoffs]:
     """What the chains of heads name, except heads."""
     inner: _Cutoffs = {}
+    marks = {ns: dict(keys) for ns, keys in heads.items()}
 
     def add(ns: str, head: bytes, chain: Iterable[bytes]) -> None:
         for key in chain:
-            if key not in heads[ns]:
-                _latest(inner.setdefault(ns, {}), key, heads[ns][head])
-            else:
-                _latest(heads[ns], key, heads[ns][head])
+            where = heads if key in heads[ns] else inner
+            _latest(where.setdefault(ns, {}), key, marks[ns][head])
 
     yield from _chains(thread_id, heads, add)
     return inner

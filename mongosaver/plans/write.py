@@ -10,7 +10,7 @@ This file is pure: it imports only `codec`, `segments`, `ops`, `schema` and `err
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
 
 from langchain_core.runnables import RunnableConfig
@@ -18,6 +18,7 @@ from langgraph.checkpoint.base import ChannelVersions, Checkpoint, CheckpointMet
 from pymongo.errors import BulkWriteError, DuplicateKeyError
 
 from mongosaver import codec, identifiers
+from mongosaver.cache import Known
 from mongosaver.codec import Blob, Draft, Facts, Hole, Placement
 from mongosaver.identifiers import Address
 from mongosaver.ops import (
@@ -29,13 +30,15 @@ from mongosaver.ops import (
     Replace,
     Together,
     Update,
+    UpdateMany,
     Updates,
 )
-from mongosaver.plans import filters
-from mongosaver.plans.context import Context
+from mongosaver.plans import expiry, filters
+from mongosaver.plans.context import Context, Ttl
 from mongosaver.schema import (
     BLOB_KEY,
     CHECKPOINT_KEY,
+    MAX_BATCH,
     MAX_TRANSACTION,
     OFF_LOOP,
     WRITE_KEY,
@@ -62,15 +65,16 @@ def put(
         UsageError: An identifier is none, or the checkpoint cannot be stored.
     """
     parent = identifiers.address(config)
-    facts = ctx.shared.cache.get(parent) if parent.checkpoint_id else {}
+    known = ctx.shared.cache.known(parent, ctx.now) if parent.checkpoint_id else None
+    facts = known.facts if known else None if parent.checkpoint_id else {}
     drafted = codec.draft(ctx.serde, config, checkpoint, metadata, new_versions, facts)
-    return _put(ctx, drafted, facts)
+    return _put(ctx, expiry.ttl_of(ctx, config), drafted, known)
 
 
-def _put(ctx: Context, draft: Draft, facts: Facts | None) -> Plan[RunnableConfig]:
-    if facts is None:
-        assert draft.parent is not None
-        facts = yield from _facts(ctx, draft.address.at(draft.parent))
+def _put(ctx: Context, ttl: Ttl | None, draft: Draft, known: Known | None) -> Plan[RunnableConfig]:
+    if known is None and draft.parent is not None:
+        known = yield from _facts(ctx, draft.address.at(draft.parent))
+    facts = known.facts if known else {}
     placement = codec.place(draft, facts)
     bases = yield from _bases(draft.address, facts, placement)
 
@@ -78,24 +82,30 @@ def _put(ctx: Context, draft: Draft, facts: Facts | None) -> Plan[RunnableConfig
         return codec.encode(draft, placement, bases, ctx.now)
 
     encoded = (yield Compute(encode, draft.size)) if draft.size > OFF_LOOP else encode()
+    dates = yield from expiry.before_put(ctx, ttl, draft.address.thread_id, known)
+    encoded.document.update(dates.stamp(Name.CHECKPOINTS))
+    for blob in encoded.blobs:
+        blob.update(dates.stamp(Name.BLOBS))
     yield from _store(encoded)
-    ctx.shared.cache.put(draft.address, encoded.facts)
+    ctx.shared.cache.put(draft.address, encoded.facts, dates.checkpoint)
     return codec.config_of(draft.address)
 
 
-def _facts(ctx: Context, at: Address) -> Plan[Facts]:
-    """How a checkpoint is stored, read without its values; nothing where it is gone."""
+def _facts(ctx: Context, at: Address) -> Plan[Known | None]:
+    """How a checkpoint is stored, read without its values; None where it is gone."""
+    fields = ("format", "thread_id", "type", "checkpoint", "inline", "blobs", "expires_at")
     found = yield Find(
         Name.CHECKPOINTS,
-        filters.checkpoint(at),
-        {"format": 1, "thread_id": 1, "type": 1, "checkpoint": 1, "inline": 1, "blobs": 1},
+        {**filters.checkpoint(at), "deleted_at": None, **filters.alive(ctx.now)},
+        dict.fromkeys(fields, 1),
         limit=1,
     )
     if not found:
-        return {}
+        return None
     codec.check_format(found[0], "checkpoints collection")
     loaded = codec.load_checkpoint(ctx.serde, found[0])
-    return codec.facts_of(found[0], loaded.get("channel_versions") or {}, {})
+    facts = codec.facts_of(found[0], loaded.get("channel_versions") or {}, {})
+    return Known(facts, found[0].get("expires_at"))
 
 
 def _bases(at: Address, facts: Facts, placement: Placement) -> Plan[dict[str, Stored]]:
@@ -138,11 +148,62 @@ def _store(encoded: codec.Encoded) -> Plan[None]:
             both = Together((blobs, checkpoint))
             if (yield from _unless_duplicate(both, Name.BLOBS, Name.CHECKPOINTS)):
                 return
-        yield from _unless_duplicate(blobs, Name.BLOBS)
+        for batch in _batches(encoded.blobs):
+            if (yield from _unless_duplicate(Insert(Name.BLOBS, batch), Name.BLOBS)) is False:
+                yield from _touch(encoded, batch)
     if (yield from _unless_duplicate(checkpoint, Name.CHECKPOINTS)) is False:
         # It was put before: payload, metadata and values are replaced, its writes stay.
         key = {field: encoded.document[field] for field in CHECKPOINT_KEY}
         yield Replace(Name.CHECKPOINTS, key, encoded.document)
+    if encoded.blobs and encoded.document["parent_checkpoint_id"] is None:
+        yield from _restore(encoded)
+
+
+def _batches(documents: Sequence[Document]) -> Iterator[Sequence[Document]]:
+    """Documents in order, so many at a time that a command does not double the memory in use."""
+    start = size = 0
+    for index, document in enumerate(documents):
+        size += len(document["data"])
+        if size > MAX_BATCH and index > start:
+            yield documents[start:index]
+            start, size = index, len(document["data"])
+    if start < len(documents):
+        yield documents[start:]
+
+
+def _restore(encoded: codec.Encoded) -> Plan[None]:
+    """Look whether a removal of the thread came between the blobs and their checkpoint.
+
+    A later checkpoint of a removed thread is known by its missing parent; a first one would be a
+    hole that nothing explains. A removal that comes after this sees the checkpoint.
+    """
+    at = codec.address_of(encoded.document)
+    keys = [blob["key"] for blob in encoded.blobs]
+    found = yield Find(Name.BLOBS, filters.blobs(at, keys), {"_id": 0, "key": 1})
+    if len(found) < len(keys):
+        for batch in _batches(encoded.blobs):
+            yield from _unless_duplicate(Insert(Name.BLOBS, batch), Name.BLOBS)
+
+
+def _touch(encoded: codec.Encoded, blobs: Sequence[Document]) -> Plan[None]:
+    """Keep what was found already stored from being freed before the checkpoint names it.
+
+    A sweep that deletes old checkpoints leaves alone what was touched a short time ago; what it
+    freed just before is stored again. The same holds for what was about to expire.
+    """
+    now = encoded.document["created_at"]
+    date = blobs[0].get("expires_at")
+    where = filters.blobs(codec.address_of(encoded.document), [blob["key"] for blob in blobs])
+    touch: Document = {"$set": {"touched_at": now}}
+    if date is None:
+        touch["$unset"] = {"expires_at": ""}
+    else:
+        early = {**where, "expires_at": {"$lt": date}}
+        yield UpdateMany(Name.BLOBS, early, {"$set": {"expires_at": date}})
+    touched = yield UpdateMany(Name.BLOBS, where, touch)
+    if touched < len(blobs):
+        again = Insert(Name.BLOBS, [{**blob, "touched_at": now} for blob in blobs])
+        yield from _unless_duplicate(again, Name.BLOBS)
 
 
 def _unless_duplicate(op: Op, *own: Name) -> Plan[Any]:
@@ -187,37 +248,50 @@ def put_writes(
     task_path: str,
 ) -> Plan[None]:
     """Store pending writes; checks and serializes at once, and returns the plan for the rest."""
-    encoded = codec.encode_writes(ctx.serde, config, writes, task_id, task_path, ctx.now)
-    return _put_writes(encoded)
+    draft = codec.draft_writes(ctx.serde, config, writes, task_id, task_path, ctx.now)
+    dates = expiry.for_writes(ctx, expiry.ttl_of(ctx, config), identifiers.address(config))
+    return _put_writes(draft, dates.stamp(Name.WRITES))
 
 
-def _put_writes(encoded: codec.EncodedWrites) -> Plan[None]:
-    if not encoded.documents:
-        return
-    if encoded.first_stays:
-        yield from _unless_duplicate(Insert(Name.WRITES, encoded.documents), Name.WRITES)
-        return
-    updates = Updates(
-        Name.WRITES,
-        [
-            Update(
-                codec.write_key(document),
-                _first_stays(document) if document["idx"] >= 0 else _last_wins(document),
-            )
-            for document in encoded.documents
-        ],
-    )
-    # Two upserts of one slot at the same moment can collide; the second try finds it there.
-    if (yield from _unless_duplicate(updates, Name.WRITES)) is False:
-        yield updates
+def _put_writes(draft: codec.DraftWrites, stamp: Document) -> Plan[None]:
+    def encode() -> list[Document]:
+        return codec.encode_writes(draft)
+
+    documents = (yield Compute(encode, draft.size)) if draft.size > OFF_LOOP else encode()
+    for document in documents if stamp else ():
+        document.update(stamp)
+    for batch in _batches(documents):
+        if draft.first_stays:
+            inserted = yield from _unless_duplicate(Insert(Name.WRITES, batch), Name.WRITES)
+            if inserted is False and stamp:
+                fields = (*CHECKPOINT_KEY, "task_id")
+                early = {"expires_at": {"$lt": stamp["expires_at"]}}
+                where = {**{field: batch[0][field] for field in fields}, **early}
+                yield UpdateMany(Name.WRITES, where, {"$set": stamp})
+            continue
+        updates = Updates(
+            Name.WRITES,
+            [
+                Update(
+                    codec.write_key(document),
+                    _first_stays(document) if document["idx"] >= 0 else _last_wins(document),
+                )
+                for document in batch
+            ],
+        )
+        # Two upserts of one slot at the same moment can collide; a second try finds it there.
+        if (yield from _unless_duplicate(updates, Name.WRITES)) is False:
+            yield updates
 
 
 def _first_stays(document: Document) -> Document:
-    return {"$setOnInsert": _values(document)}
+    values = _values(document)
+    date = values.pop("expires_at", None)
+    return {"$setOnInsert": values, **({"$max": {"expires_at": date}} if date else {})}
 
 
 def _last_wins(document: Document) -> Document:
-    stale = {field: "" for field in ("parts", "run_id") if field not in document}
+    stale = {field: "" for field in ("parts", "run_id", "expires_at") if field not in document}
     return {"$set": _values(document), **({"$unset": stale} if stale else {})}
 
 

@@ -1,4 +1,4 @@
-"""Contract, `copy_thread`: a copy reads as its source, lives without it, and is whole or not there."""
+"""Contract, `copy_thread`: a copy reads as its source, lives without it, is never half there."""
 
 from __future__ import annotations
 
@@ -39,11 +39,15 @@ def fill(face: Face, thread: str) -> None:
     for ns in ("", "inner", "$ns.:1"):
         line = Line(face, thread, ns)
         for n in range(6):
-            at = line.put({"chat": [f"{i} " * 900 for i in range(n + 1)], "n": n, "own": LARGE + ns})
+            at = line.put(
+                {"chat": [f"{i} " * 900 for i in range(n + 1)], "n": n, "own": LARGE + ns}
+            )
             face.put_writes(at, [("x", n), ("y", LARGE)], "task")
     tree = Tree(face, thread, "delta")
     for n in range(6):
-        tree.put({"own": LARGE}, wrote={"d": n}, snapshots=["d"] if n == 3 else (), run=f"run {n % 2}")
+        tree.put(
+            {"own": LARGE}, wrote={"d": n}, snapshots=["d"] if n == 3 else (), run=f"run {n % 2}"
+        )
 
 
 def rows_of(face: Face, thread: str) -> list[Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 import uuid
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
@@ -72,7 +71,7 @@ def test_history_is_what_the_base_class_walks(
     for n, step in enumerate(steps):
         parent = f"{n - 1 if step['near'] else step['parent']:03}"
         at = config(thread, "", parent if parent != f"{n:03}" and "-" not in parent else None)
-        versions = {channel: f"{n}" for channel in step["seeds"]}
+        versions = dict.fromkeys(step["seeds"], f"{n}")
         made = checkpoint(step["seeds"], versions, checkpoint_id=f"{n:03}")
         mongo_face.put(at, made, metadata(), versions)
         for value, write in enumerate(step["writes"]):
@@ -252,12 +251,14 @@ def test_channels_are_a_list_of_names(mongo_face: Face, thread: str, channels: A
     assert sent == []
 
 
+def extend(state: list[str], writes: Sequence[list[str]]) -> list[str]:
+    """Reduces writes into a list."""
+    return [*state, *(item for write in writes for item in write)]
+
+
 class State(TypedDict):
-    chat: Annotated[list[str], DeltaChannel(lambda state, writes: state + sum(writes, []))]
-    rare: Annotated[
-        list[str],
-        DeltaChannel(operator.add and (lambda s, w: s + sum(w, [])), snapshot_frequency=3),
-    ]
+    chat: Annotated[list[str], DeltaChannel(extend)]
+    rare: Annotated[list[str], DeltaChannel(extend, snapshot_frequency=3)]
     count: int
 
 

@@ -7,11 +7,13 @@ would mix the values of forks.
 
 from __future__ import annotations
 
+import os
+
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -77,6 +79,12 @@ def normal(row: CheckpointTuple | None) -> Any:
         row.parent_config,
         row.pending_writes,
     )
+
+
+# Making a failure smaller takes minutes on a real server: MONGOSAVER_TEST_SHRINK=1 asks for it.
+PHASES = [
+    phase for phase in Phase if phase is not Phase.shrink or os.environ.get("MONGOSAVER_TEST_SHRINK")
+]
 
 
 class Machine(RuleBasedStateMachine):
@@ -257,5 +265,6 @@ def test_saver_behaves_like_the_oracle(face: Face) -> None:
             stateful_step_count=30,
             deadline=None,
             suppress_health_check=list(HealthCheck),
+            phases=PHASES,
         ),
     )

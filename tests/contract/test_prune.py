@@ -1,4 +1,4 @@
-"""Contract, `prune`: what stays is whole, what goes is gone, and repeating finishes what broke off."""
+"""Contract, `prune`: what stays is whole, what goes is gone, repeating finishes it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from langgraph.checkpoint.serde.types import TASKS
+from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
+from langgraph.checkpoint.serde.types import TASKS, _DeltaSnapshot
 from langgraph.graph import END, START, StateGraph
 from langgraph.types import Command, interrupt
 from typing_extensions import TypedDict
@@ -42,7 +43,7 @@ def chat(face: Face, thread: Any, steps: int = 20, ns: str = "") -> Line:
 
 
 def test_keep_latest_keeps_the_newest_of_each_namespace(mongo_face: Face, thread: str) -> None:
-    """Its values and pending writes stay as they were, it has no parent, and nothing else is left."""
+    """Its values and pending writes stay as they were, it has no parent, nothing else is left."""
     lines = [chat(mongo_face, thread, ns=ns) for ns in ("", "inner", "call:1")]
     before = {line.ns: mongo_face.get_tuple(config(thread, line.ns)) for line in lines}
     pruned = prune(mongo_face, thread)
@@ -276,7 +277,7 @@ def test_ancestors_stay_for_a_delta_channel(mongo_face: Face, thread: str) -> No
 
 
 def test_ancestors_that_are_not_whole_stay_out_of_sight(mongo_face: Face, thread: str) -> None:
-    """Where channels' snapshots are at different places, an older one's state is never half there."""
+    """Where channels have snapshots at different places, no older state is half there."""
     tree = Tree(mongo_face, thread, delta=("d", "e"))
     for n in range(12):
         snapshots = {"d": (3, 7, 11), "e": (1, 5, 9)}
@@ -362,7 +363,7 @@ def grow(face: Face, thread: str, steps: list[dict[str, Any]]) -> Tree:
 def test_what_remains_reads_as_before(
     mongo_face: Face, steps: list[dict[str, Any]], keep_last: int, again: int
 ) -> None:
-    """On any tree, each remaining checkpoint has its state and its writes, and nothing is too much."""
+    """On any tree, each remaining checkpoint has its state and writes, and nothing is too much."""
     thread = str(uuid.uuid4())
     tree = grow(mongo_face, thread, steps)
     before, writes = states(mongo_face, thread), pending(mongo_face, thread)
@@ -481,7 +482,7 @@ def test_interrupted_threads_are_skipped_unless_told(mongo_face: Face, thread: s
 
 
 def test_prune_can_break_off_anywhere(mongo_face: Face, thread: str) -> None:
-    """After a failure at each operation a reader finds what stays, and repeating finishes exactly."""
+    """After a failure at any operation readers find what stays, and repeating ends it exactly."""
 
     def fill(thread: str) -> None:
         chat(mongo_face, thread, 8)
@@ -546,6 +547,34 @@ def test_put_touches_what_is_stored_already(mongo_face: Face, thread: str) -> No
     assert all(blob["touched_at"] >= blob["created_at"] for blob in blobs)
 
 
+def test_put_of_what_is_being_freed(mongo_face: Face, thread: str) -> None:
+    """Wherever a prune comes in between a put's operations, the checkpoint is whole afterwards."""
+    pruner = mongo_face.another()
+
+    def put(face: Face, n: int, value: str) -> None:
+        made = checkpoint({"large": value}, {"large": value[:1]}, checkpoint_id=f"{n}")
+        new = {"large": value[:1]}
+        face.put(config(thread, "", f"{n - 1}" if n else None), made, metadata(), new)
+
+    for at in range(8):
+        operations = iter(range(99))
+
+        def meddle(_: Any, at: int = at, operations: Any = operations) -> None:
+            if next(operations) == at:
+                prune(pruner, thread)
+
+        for n, value in enumerate(("a" + LARGE, "b" + LARGE)):
+            put(mongo_face, n, value)
+        with between_operations(mongo_face, meddle):
+            put(mongo_face, 2, "a" + LARGE)
+        assert values_of(pruner.another(), config(thread)) == {"large": "a" + LARGE}
+        mongo_face.sibling(".blobs").update_many({}, {"$unset": {"touched_at": 1}})
+        prune(pruner, thread)
+        assert values_of(pruner.another(), config(thread)) == {"large": "a" + LARGE}
+        assert_exact(mongo_face, thread)
+        mongo_face.delete_thread(thread)
+
+
 def test_prune_beside_a_running_graph(mongo_face: Face, thread: str) -> None:
     """A run that appends between any two commands of a prune loses nothing."""
     line = chat(mongo_face, thread, 6)
@@ -577,3 +606,56 @@ def test_documents_of_others_are_refused(mongo_face: Face, thread: str) -> None:
     with pytest.raises(Exception, match="format 2"):
         prune(mongo_face, thread)
     assert counts(mongo_face) == before
+
+
+@settings(
+    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(steps=steps, keep_last=st.integers(1, 3))
+def test_small_batches_come_to_the_same(
+    mongo_face: Face, steps: list[dict[str, Any]], keep_last: int
+) -> None:
+    """However many commands a prune takes, what it leaves is exact."""
+    thread = str(uuid.uuid4())
+    tree = grow(mongo_face, thread, steps)
+    for n in range(7):
+        line = Line(mongo_face, thread, f"inner {n}")
+        for large in (LARGE, LARGE + "2", f"{n}" + LARGE):
+            line.put({"large": large})
+    before = states(mongo_face, thread)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sweep, "BATCH", 3)
+        patch.setattr(sweep, "SCOPES", 2)
+        patch.setattr(sweep, "LOADED", 2)
+        said = prune(mongo_face, thread, keep_last=keep_last, dry_run=True)
+        assert prune(mongo_face, thread, keep_last=keep_last) == said
+    after = states(mongo_face.another(), thread)
+    assert after == {key: before[key] for key in after}
+    assert {("", i) for i in tree.ids[-keep_last:]} <= set(after)
+    assert_exact(mongo_face, thread)
+
+
+@pytest.mark.parametrize("encrypted", [False, True])
+@pytest.mark.parametrize("last", [0, 1])
+def test_snapshots_are_recognised_without_counters(
+    mongo_face: Face, thread: str, encrypted: bool, last: int
+) -> None:
+    """Also where a snapshot has grown, or is encrypted; values of other kinds keep nothing."""
+    serde = EncryptedSerializer.from_pycryptodome_aes(key=b"k" * 32) if encrypted else None
+    face = mongo_face.another(serde=serde)
+    at = config(thread)
+    for n in range(5):
+        new = {"d": f"{n}", "large": f"{n}"}
+        values = {"d": _DeltaSnapshot([LARGE, *range(n)]), "large": LARGE} if n <= last else {}
+        at = face.put(at, checkpoint(values, new, checkpoint_id=f"{n}"), metadata(), new)
+        face.put_writes(at, [("d", n)], "task")
+    before = face.call("get_delta_channel_history", config=at, channels=["d"])
+    assert before["d"]["seed"] == _DeltaSnapshot([LARGE, *range(last)])
+    prune(face, thread)
+    assert face.call("get_delta_channel_history", config=at, channels=["d"]) == before
+    assert counts(face, thread)[:2] == (5 - last, 5 - last)
+    other = Line(face, "other")
+    other.put({"large": LARGE})
+    other.put({"n": 1}, emptied=["large"])
+    prune(face, other.thread)
+    assert counts(face, other.thread) == (1, 0, 0)

@@ -144,7 +144,9 @@ def test_unknown_and_empty(mongo_face: Face, thread: str) -> None:
     assert ids(mongo_face.list(config(thread))) == tree.ids[:1]
 
 
-@pytest.mark.parametrize("runs", ["a", b"a", {"a": 1}, None, 1, [None], [{"$ne": 1}], [["a"]]], ids=repr)
+@pytest.mark.parametrize(
+    "runs", ["a", b"a", {"a": 1}, None, 1, [None], [{"$ne": 1}], [["a"]]], ids=repr
+)
 def test_bad_arguments(mongo_face: Face, runs: Any) -> None:
     """What is no list of ids is refused before anything is sent."""
     with mongo_face.commands.recorded() as sent, pytest.raises(UsageError) as refused:
@@ -168,7 +170,7 @@ def test_runs_are_found_by_an_index(mongo_face: Face, thread: str) -> None:
 def test_later_run_keeps_what_its_delta_channel_is_rebuilt_from(
     mongo_face: Face, thread: str
 ) -> None:
-    """A deleted run is out of sight; its writes stay for as long as a later checkpoint needs them."""
+    """A deleted run is out of sight; its writes stay while a later checkpoint needs them."""
     tree = Tree(mongo_face, thread)
     for n in range(9):
         tree.put({"own": LARGE}, wrote={"d": n, "x": n}, run="abc"[n // 3])
@@ -196,7 +198,10 @@ def test_parallel_branches_resumed_by_two_runs(mongo_face: Face, thread: str) ->
     before = states(mongo_face, thread)
     delete(mongo_face, "b")
     assert states(mongo_face, thread) == before
-    assert [write[1:] for write in pending(mongo_face, thread)["", first]] == [("d", "b"), ("d", "c")]
+    assert [write[1:] for write in pending(mongo_face, thread)["", first]] == [
+        ("d", "b"),
+        ("d", "c"),
+    ]
     delete(mongo_face, "b", "c")
     assert pending(mongo_face, thread) == {("", first): []}
 
@@ -263,7 +268,7 @@ def asking() -> StateGraph[Any]:
 
 
 def test_resumed_run_is_deleted_and_the_thread_still_runs(mongo_face: Face, thread: str) -> None:
-    """What the resuming run wrote on the earlier run's checkpoint goes too; it can be asked again."""
+    """What the resuming run wrote on the earlier one's checkpoint goes; it can be asked again."""
     graph = mongo_face.graph(asking())
 
     def run(given: Any, name: str) -> Any:
@@ -289,7 +294,7 @@ def test_resumed_run_is_deleted_and_the_thread_still_runs(mongo_face: Face, thre
 
 
 def test_deleting_can_break_off_anywhere(mongo_face: Face, thread: str) -> None:
-    """After a failure at each operation the runs are out of sight, and repeating finishes exactly."""
+    """After a failure at any operation the runs are out of sight; repeating ends it exactly."""
 
     def fill(name: str) -> None:
         tree = three_runs(mongo_face, name)

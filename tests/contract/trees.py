@@ -1,8 +1,8 @@
 """Trees of checkpoints with DeltaChannels, what they read as, and what must be stored for them.
 
-A tree is put as LangGraph puts one: a super-step's writes go to the parent before the child is put, a
-channel that is rebuilt from writes has no value in between its snapshots and is counted in the
-metadata, and a branch that begins where another one has written takes a snapshot of what was written.
+A tree is put as LangGraph puts one: a super-step's writes go to the parent before the child is put,
+a channel that is rebuilt from writes has no value in between its snapshots and is counted in the
+metadata, and a branch that begins where another one has written takes a snapshot of what it wrote.
 """
 
 from __future__ import annotations

@@ -15,9 +15,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import bson
-from pymongo import MongoClient
+from pymongo import MongoClient, common
 
 from tests.faces import Loop, Stage
 
@@ -34,20 +35,25 @@ Client = MongoClient[dict[str, Any]]
 def staged(
     server: MongoServer, client: Client, database: str, **options: str
 ) -> Iterator[Stage]:
-    """Gives what faces need for clients that fail points reach; `options` are of the URI."""
+    """Gives what faces need for clients that fail points reach; `options` are of the URI.
+
+    A client that lost a connection looks for the server again after half a second, for two reasons.
+    There is nothing to be seen in that time, and so both are turned off.
+    """
     stage = Stage(
-        uri=with_options(server.uri, appName=VICTIM, **options),
+        uri=with_options(server.uri, appName=VICTIM, serverMonitoringMode="poll", **options),
         database=database,
         loop=Loop(),
         plain=client,
         topology=server.topology,
     )
-    yield stage
-    for opened, _ in stage.clients.values():
-        closed = opened.close()
-        if closed is not None:
-            stage.loop.run(closed)
-    stage.loop.close()
+    with mock.patch.object(common, "MIN_HEARTBEAT_INTERVAL", 0.01):
+        yield stage
+        for opened, _ in stage.clients.values():
+            closed = opened.close()
+            if closed is not None:
+                stage.loop.run(closed)
+        stage.loop.close()
 
 
 def with_options(uri: str, **options: str) -> str:

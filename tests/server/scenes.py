@@ -42,6 +42,10 @@ class Scene:
             self._put(past, str(number), values)
             self.known[str(number)] = values
 
+    def prepare(self) -> None:
+        """Sets up, except where the operation itself is to do so."""
+        self.face.setup()
+
     def past(self) -> Face:
         """A saver on a client that nothing happens to."""
         plain = SyncFace.__new__(SyncFace)
@@ -87,6 +91,13 @@ class Scene:
 
 def chat(length: int) -> list[str]:
     return [f"message {number} " * 20 for number in range(length)]
+
+
+class FirstPut(Scene):
+    """A checkpoint is put by a saver that has to set up before."""
+
+    def prepare(self) -> None:
+        """The first put sets up."""
 
 
 class PutAgain(Scene):
@@ -199,17 +210,13 @@ class Read(Scene):
         self.act()
 
 
-SCENES = [Scene, PutAgain, PutWrites, PutSpecialWrites, DeleteThread, Read]
-
-
-def fresh(face: Face) -> Face:
-    """Returns the face with a new saver, which remembers nothing and still has to set up."""
-    return face.another()
+SCENES = [Scene, FirstPut, PutAgain, PutWrites, PutSpecialWrites, DeleteThread, Read]
 
 
 def undisturbed(scene: type[Scene], face: Face) -> list[Sent]:
     """Returns the commands of an operation that nothing happens to."""
-    played = scene(fresh(face))
+    played = scene(face.another())
+    played.prepare()
     with face.commands.recorded() as sent:
         played.act()
     assert sent

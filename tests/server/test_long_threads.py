@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -66,7 +67,7 @@ class Long:
         facts: Facts = {}
         chat: list[str] = []
         own = {f"own {n}": f"{n}" * 1000 for n in range(5)}
-        versions = {channel: "1" for channel in own}
+        versions = dict.fromkeys(own, "1")
         seen: set[bytes] = set()
         for n in range(LENGTH):
             chat.append(f"message {n} " + "x" * 85)
@@ -85,7 +86,9 @@ class Long:
             made = checkpoint(values, versions, checkpoint_id=f"{n:06}")
             draft = codec.draft(serde, at, made, metadata(**keys), new, facts)
             placement = codec.place(draft, facts)
-            bases = {c: e.stored for c in placement.blobs if isinstance(e := facts.get(c), codec.Blob)}
+            bases = {
+                c: e.stored for c in placement.blobs if isinstance(e := facts.get(c), codec.Blob)
+            }
             stored = {channel: base for channel, base in bases.items() if base is not None}
             encoded = codec.encode(draft, placement, stored, now)
             facts = encoded.facts
@@ -94,7 +97,9 @@ class Long:
             seen.update(blob["key"] for blob in encoded.blobs)
             mine = {**config(thread, "", f"{n:06}"), "metadata": run}
             writes = [("chat", [chat[-1]]), ("n", n)]
-            documents[".writes"] += codec.encode_writes(serde, mine, writes, "task", "", now).documents
+            documents[".writes"] += codec.encode_writes(
+                serde, mine, writes, "task", "", now
+            ).documents
             if n % 500 == 499:
                 for suffix, some in documents.items():
                     if some:
@@ -108,18 +113,20 @@ class Long:
     def counts(self, thread: str) -> tuple[int, ...]:
         """Returns the numbers of checkpoints, writes and blobs of a thread."""
         return tuple(
-            self.sibling(s).count_documents({"thread_id": thread}) for s in ("", ".writes", ".blobs")
+            self.sibling(s).count_documents({"thread_id": thread})
+            for s in ("", ".writes", ".blobs")
         )
 
-    def measure(self, call: Callable[[], object]) -> Measured:
-        """Measures a call, its time and its memory one after the other's start."""
+    def measure(self, *calls: Callable[[], object]) -> Measured:
+        """Measures the first call's time, and the last one's memory: tracing takes its time."""
         with self.commands.recorded() as sent:
-            tracemalloc.start()
             start = time.perf_counter()
-            call()
+            calls[0]()
             seconds = time.perf_counter() - start
-            _, peak = tracemalloc.get_traced_memory()
-            tracemalloc.stop()
+        tracemalloc.start()
+        calls[-1]()
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
         return Measured(seconds, peak / 2**20, Counter(each.name for each in sent))
 
 
@@ -142,47 +149,52 @@ def long() -> Iterator[Long]:
 
 
 def all_of(long: Long) -> Iterator[tuple[str, Measured]]:
-    """Does everything to a long thread, and checks the state that it leaves."""
+    """Does everything to two long threads of each kind, and checks the state that it leaves."""
     saver = long.saver
     long.fill("chat")
     long.fill("delta", delta=True)
     chat = saver.get_tuple(config("chat"))
-    history = saver.get_delta_channel_history(config=config("delta"), channels=["chat"])
     assert chat is not None
-    yield "copy", long.measure(lambda: saver.copy_thread("chat", "copy"))
-    assert long.counts("copy") == long.counts("chat")
     assert len(chat.checkpoint["channel_values"]["chat"]) == LENGTH
-    yield (
-        "delete the last run",
-        long.measure(lambda: saver.delete_for_runs([f"chat run {RUNS - 1}"])),
-    )
-    assert long.counts("chat")[0] == LENGTH - LENGTH // RUNS
-    yield (
-        "delete a run in the middle",
-        long.measure(lambda: saver.delete_for_runs([f"chat run {RUNS // 2}"])),
-    )
-    assert long.counts("chat")[0] == LENGTH - 2 * LENGTH // RUNS
-    yield "prune, dry run", long.measure(lambda: saver.prune(["copy"], dry_run=True))
-    yield "prune to 1,000", long.measure(lambda: saver.prune(["copy"], keep_last=1000))
-    assert long.counts("copy")[:2] == (1000, 2000)
-    yield "prune to the latest", long.measure(lambda: saver.prune(["chat", "copy"]))
-    assert long.counts("copy")[:2] == (1, 2)
-    latest = saver.get_tuple(config("copy"))
+    history = saver.get_delta_channel_history(config=config("delta"), channels=["chat"])
+    yield "copy", long.measure(*[partial(saver.copy_thread, "chat", f"copy {n}") for n in range(2)])
+    for n in range(2):
+        assert long.counts(f"copy {n}") == long.counts("chat")
+    saver.copy_thread("delta", "delta 0")
+    saver.copy_thread("delta", "delta 1")
+
+    def delete(run: int) -> Callable[[], None]:
+        return partial(saver.delete_for_runs, [f"chat run {run}"])
+
+    yield "delete the last run", long.measure(delete(19), delete(18))
+    yield "delete a run in the middle", long.measure(delete(10), delete(5))
+    assert long.counts("chat")[0] == LENGTH - 4 * LENGTH // RUNS
+
+    def prune(thread: str, **options: Any) -> list[Callable[[], object]]:
+        return [partial(saver.prune, [f"{thread} {n}"], **options) for n in range(2)]
+
+    yield "prune, dry run", long.measure(*prune("copy", dry_run=True))
+    yield "prune to 1,000", long.measure(*prune("copy", keep_last=1000))
+    assert long.counts("copy 0")[:2] == (1000, 2000)
+    for n in range(2):
+        saver.prune([f"copy {n}"], strategy="delete")
+        saver.copy_thread("chat", f"copy {n}")
+    size = long.counts("chat")[0]
+    latest = saver.get_tuple(config("chat"))
     assert latest is not None
-    assert latest.checkpoint == chat.checkpoint
-    yield (
-        "prune with a DeltaChannel",
-        long.measure(lambda: saver.prune(["delta"])),
-    )
-    assert long.counts("delta")[0] == 100
-    again = saver.get_delta_channel_history(config=config("delta"), channels=["chat"])
+    yield f"prune {size:,} to the latest", long.measure(*prune("copy"))
+    assert long.counts("copy 0")[:2] == (1, 2)
+    left = saver.get_tuple(config("copy 0"))
+    assert left is not None
+    assert left.checkpoint == latest.checkpoint
+    yield "prune with a DeltaChannel", long.measure(*prune("delta"))
+    assert long.counts("delta 0")[0] == 100
+    again = saver.get_delta_channel_history(config=config("delta 0"), channels=["chat"])
     assert again == history
-    yield "history", long.measure(
-        lambda: saver.get_delta_channel_history(config=config("delta"), channels=["n", "none"])
-    )
-    long.fill("gone")
-    yield "delete", long.measure(lambda: saver.prune(["gone"], strategy="delete"))
-    assert long.counts("gone") == (0, 0, 0)
+    longest = partial(saver.get_delta_channel_history, config=config("delta"), channels=["none"])
+    yield "history of 10,000 ancestors", long.measure(longest)
+    yield "delete", long.measure(*[partial(saver.delete_thread, t) for t in ("chat", "delta")])
+    assert long.counts("chat") == (0, 0, 0)
 
 
 def test_long_threads(long: Long) -> None:

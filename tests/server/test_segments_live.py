@@ -14,6 +14,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import pickle
 import subprocess
 import sys
 import uuid
@@ -80,20 +81,36 @@ class Scale:
     Attributes:
         sizes: Sizes of items.
         counts: How many items come or go at a time.
+        starts: How many items of a middling size a first value may have.
         edges: Lengths around which msgpack's headers widen, and values are cut or leave.
     """
 
     sizes: tuple[int, ...]
     counts: tuple[int, ...]
+    starts: tuple[int, ...]
     edges: tuple[int, ...]
 
 
 REAL = Scale(
     sizes=(10, 765, 765, 3000, 9000),
     counts=(1, 1, 2, 8, 30),
+    starts=(30, 60, 200),
     edges=(31, 256, 4096, 8192, 16 * 1024 - 3, 16 * 1024 + 1, 65_535, 65_536, 300_000),
 )
-TINY = Scale(sizes=(0, 1, 3, 9), counts=(1, 1, 2, 5), edges=(15, 16, 31, 32, 255, 256))
+TINY = Scale(
+    sizes=(0, 1, 3, 9), counts=(1, 1, 2, 5), starts=(3, 9), edges=(15, 16, 31, 32, 255, 256)
+)
+
+
+def start(kind: str, count: int, size: int) -> Any:
+    """A first value: so many items, or characters of as many."""
+    if kind == "list":
+        return [item(n, size) for n in range(count)]
+    if kind == "map":
+        return {f"key {n}": item(n, size) for n in range(count)}
+    characters = "".join(item(n, size) for n in range(count))
+    kinds = {"str": characters, "bytes": characters.encode()}
+    return kinds.get(kind, bytearray(characters, "ascii"))
 
 
 @st.composite
@@ -150,7 +167,7 @@ def _of_length(value: Any, seed: int, length: int) -> Any:
     """The value cut or filled up to a length at which its header has another width."""
     if isinstance(value, dict):
         kept = dict(list(value.items())[:length])
-        return {**kept, **{n: seed for n in range(length - len(kept))}}
+        return {**kept, **dict.fromkeys(range(length - len(kept)), seed)}
     if isinstance(value, list):
         return value[:length] + [seed] * (length - len(value))
     filler = item(seed, max(0, length - len(value)))
@@ -183,7 +200,8 @@ class Step:
 def histories(draw: st.DrawFn, scale: Scale, longest: int) -> list[Step]:
     """Steps from an empty thread on; about one in four begins a fork."""
     steps: list[Step] = []
-    values: list[Any] = [draw(st.sampled_from([[], {}, "", b""]))]
+    kind = draw(st.sampled_from(["list", "list", "map", "str", "bytes", "bytearray"]))
+    values: list[Any] = [start(kind, draw(st.sampled_from((0, *scale.starts))), scale.sizes[2])]
     for _ in range(draw(st.integers(2, longest))):
         newest = len(values) - 1
         parent = draw(st.sampled_from([newest] * 3 + [draw(st.integers(0, newest))]))
@@ -203,21 +221,21 @@ import base64, json, pickle, sys
 from pymongo import MongoClient
 from mongosaver import MongoSaver
 
-for line in sys.stdin:
-    uri, database, collection, name, arguments = json.loads(line)
-    with MongoClient(uri) as client:
-        saver = MongoSaver(client[database][collection])
+with MongoClient(sys.argv[1]) as client:
+    for line in sys.stdin:
+        database, collection, name, arguments = json.loads(line)
+        saver = MongoSaver(client[database][collection], auto_setup=False)
         done = getattr(saver, name)(*pickle.loads(base64.b64decode(arguments)))
-    print(base64.b64encode(pickle.dumps(done)).decode(), flush=True)
+        print(base64.b64encode(pickle.dumps(done)).decode(), flush=True)
 """
 
 
 class Process:
     """A second process with savers of its own; it remembers nothing from one call to the next."""
 
-    def __init__(self) -> None:
+    def __init__(self, uri: str) -> None:
         self.running = subprocess.Popen(
-            [sys.executable, "-c", _PROCESS],
+            [sys.executable, "-c", _PROCESS, uri],
             cwd=ROOT,
             env={**os.environ, "PYTHONPATH": str(ROOT)},
             stdin=subprocess.PIPE,
@@ -227,12 +245,10 @@ class Process:
 
     def call(self, face: Face, name: str, *arguments: Any) -> Any:
         """Calls a method of a saver there."""
-        import pickle
-
         assert self.running.stdin is not None
         assert self.running.stdout is not None
         given = base64.b64encode(pickle.dumps(arguments)).decode()
-        where = [face.stage.uri, face.stage.database, face.collection.name]
+        where = [face.stage.database, face.collection.name]
         print(json.dumps([*where, name, given]), file=self.running.stdin, flush=True)
         return pickle.loads(base64.b64decode(self.running.stdout.readline()))
 
@@ -242,9 +258,9 @@ class Process:
 
 
 @pytest.fixture(scope="module")
-def process() -> Iterator[Process]:
+def process(stage: Stage) -> Iterator[Process]:
     """One process for all tests of this file."""
-    other = Process()
+    other = Process(stage.uri)
     yield other
     other.close()
 
@@ -310,7 +326,7 @@ def play(steps: list[Step], face: Face, process: Process) -> tuple[Played, Face]
     """Writes a history, each put by the saver that its step names."""
     thread = f"thread {uuid.uuid4()}"
     played = Played(thread, steady=f"{thread} " * 40)
-    second = face.another()
+    second = face.another(auto_setup=False)
     for step in steps:
         at = config(thread, "", played.ids[step.parent] if step.parent >= 0 else None)
         before = played.versions[step.parent] if step.parent >= 0 else {}
@@ -328,7 +344,9 @@ def play(steps: list[Step], face: Face, process: Process) -> tuple[Played, Face]
             process.call(face, "put", at, made, metadata(), new)
         else:
             writers = {"warm": face, "second": second}
-            (writers.get(step.writer) or face.another()).put(at, made, metadata(), new)
+            (writers.get(step.writer) or face.another(auto_setup=False)).put(
+                at, made, metadata(), new
+            )
         played.ids.append(made["id"])
         played.versions.append(versions)
         played.values.append(step.value)
@@ -403,8 +421,8 @@ def test_every_version_reads_back_from_tiny_segments(
     """The same where everything is cut and merged, and the other process stores in another way."""
     face = make("sync")
 
-    @settings(LIVE, max_examples=60)
-    @given(histories(TINY, 12))
+    @settings(LIVE, max_examples=40)
+    @given(histories(TINY, 10))
     def run(steps: list[Step]) -> None:
         played, second = play(steps, face, process)
         check_everywhere(played, face, second, process)
@@ -448,7 +466,7 @@ def zeros(length: int) -> list[bytes]:
         (bytearray, (0, 1, 8, 9)),
     ],
 )
-def test_short_values_grow_and_shrink_across_header_sizes(  # noqa: PLR0913 - a table of cases
+def test_short_values_grow_and_shrink_across_header_sizes(
     make: Callable[..., Face],
     thread: str,
     tiny_storage: None,
@@ -489,7 +507,7 @@ def cross(line: Line, value: Callable[[int], Any], lengths: tuple[int, ...]) -> 
 def test_header_of_a_large_list_widens_beside_its_segments(
     make: Callable[..., Face], thread: str, name: str
 ) -> None:
-    """The 65,536th item changes the header from 3 to 5 bytes, and costs one small blob."""
+    """The 65,536th item changes the header from 3 to 5 bytes, and costs one small blob at most."""
     face = make(name)
     line = Line(face, thread)
     value = [f"{number:06}" for number in range(65_535)]
@@ -531,7 +549,8 @@ def stored_bytes(face: Face) -> int:
 def test_a_chat_is_stored_linearly(make: Callable[..., Face], thread: str, cold: bool) -> None:
     """500 messages, put one by one, take at most 4.5 times their final size in blobs.
 
-    It makes no difference whether the saver knows the parent or has to look it up.
+    With what waits in the checkpoint documents it is at most 6 times. It makes no difference
+    whether the saver knows the parent or has to look it up.
     """
     face = make("sync")
     line = Line(face, thread)
@@ -539,10 +558,17 @@ def test_a_chat_is_stored_linearly(make: Callable[..., Face], thread: str, cold:
     for number in range(500):
         value = [*value, item(number, 765)]
         if cold and number % 5 == 0:
-            line.face = face.another()
+            line.face = face.another(auto_setup=False)
         line.put({"messages": value})
     final = len(face.saver.serde.dumps_typed(value)[1])
-    assert final < stored_bytes(face) <= 4.5 * final
+    waiting = sum(
+        len(entry.get("d", b""))
+        for row in face.collection.find({}, {"inline.d": 1, "blobs.d": 1})
+        for entry in (*row["inline"], *row["blobs"])
+    )
+    assert final < stored_bytes(face) + 20_000
+    assert stored_bytes(face) <= 4.5 * final
+    assert stored_bytes(face) + waiting <= 6 * final
     for index in (0, 19, 20, 21, 100, 499):
         row = face.another().get_tuple(line.at(index))
         assert row is not None
@@ -596,9 +622,7 @@ def test_same_version_number_with_another_value_is_another_value(
     root = face.put(config(thread), checkpoint({"m": base}, {"m": 1}), metadata(), {"m": 1})
     values = {letter: [*base, letter * 5000, item(5, 9000)] for letter in "ab"}
     at = {
-        letter: face.another().put(
-            root, checkpoint({"m": value}, {"m": 2}), metadata(), {"m": 2}
-        )
+        letter: face.another().put(root, checkpoint({"m": value}, {"m": 2}), metadata(), {"m": 2})
         for letter, value in values.items()
     }
     for letter, value in values.items():

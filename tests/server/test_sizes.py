@@ -218,12 +218,8 @@ def test_write_of_40_mb_reads_back(make: Callable[..., Face], name: str) -> None
     assert largest_document(face) < 10 * MB
 
 
-@pytest.mark.parametrize(
-    ("name", "special"), [("sync", False), ("sync", True), ("async", False)]
-)
-def test_40_writes_of_2_mb_in_one_call(
-    make: Callable[..., Face], name: str, special: bool
-) -> None:
+@pytest.mark.parametrize(("name", "special"), [("sync", False), ("sync", True), ("async", False)])
+def test_40_writes_of_2_mb_in_one_call(make: Callable[..., Face], name: str, special: bool) -> None:
     """Writes that together pass every limit of a command are stored by one call."""
     face = make(name)
     at = put(face, {"value": 1})
@@ -238,9 +234,7 @@ def test_40_writes_of_2_mb_in_one_call(
 
 @pytest.mark.parametrize("name", ["sync", "async"])
 @pytest.mark.parametrize("count", [MANY_WRITES - 1, MANY_WRITES, MANY_WRITES + 1, 350])
-def test_any_number_of_writes_reads_back(
-    make: Callable[..., Face], name: str, count: int
-) -> None:
+def test_any_number_of_writes_reads_back(make: Callable[..., Face], name: str, count: int) -> None:
     """No pending write is lost where there are more than come with the aggregate."""
     face = make(name)
     at = put(face, {"value": 1})
@@ -267,7 +261,8 @@ def test_writes_around_the_aggregates_limit(make: Callable[..., Face]) -> None:
 
 @pytest.mark.parametrize("name", ["sync", "async"])
 @pytest.mark.parametrize(
-    ("first", "second"), [(20 * MB, 5), (5, 20 * MB), (20 * MB, 9 * MB), (40_000, 39_000), (40_000, 5)]
+    ("first", "second"),
+    [(20 * MB, 5), (5, 20 * MB), (20 * MB, 9 * MB), (40_000, 39_000), (40_000, 5)],
 )
 def test_special_slot_takes_a_value_of_any_other_size(
     make: Callable[..., Face], name: str, first: int, second: int
@@ -410,7 +405,7 @@ def _remove_part(face: Face) -> None:
         (_remove_part, "write"),
     ],
 )
-def test_missing_parts_are_an_error(  # noqa: PLR0913 - a table of cases
+def test_missing_parts_are_an_error(
     make: Callable[..., Face],
     thread: str,
     name: str,

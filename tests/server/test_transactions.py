@@ -21,7 +21,7 @@ from pymongo.errors import ConnectionFailure, OperationFailure
 from mongosaver.testing import MongoServer, mongo_server
 from tests.faces import FACES, Face, Sent
 from tests.server.faults import Client, Wire, failing, staged, wait_for
-from tests.server.scenes import Scene, chat, fresh, interrupted
+from tests.server.scenes import Scene, chat, interrupted
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing_open")
 
@@ -47,7 +47,7 @@ def in_transaction(commands: list[dict[str, Any]]) -> list[bool]:
 @pytest.fixture
 def played(victim: Face) -> Scene:
     """A put of new blobs on a replica set, by a saver that has set up."""
-    scene = Scene(fresh(victim))
+    scene = Scene(victim.another())
     scene.face.setup()
     return scene
 
@@ -220,7 +220,7 @@ def test_a_duplicate_key_inside_ends_the_transaction_and_not_the_put(
     """Blobs that are there already are found by the transaction, and ignored by the sequence."""
     played.act()
     victim.collection.delete_one({"thread_id": played.thread, "checkpoint_id": played.new})
-    again = fresh(victim)
+    again = victim.another()
     again.setup()
     played.face = again
     with victim.commands.recorded() as sent:
@@ -235,7 +235,7 @@ def test_a_foreign_transaction_in_the_way_is_waited_for_by_the_sequence(
     played: Scene, victim: Face, client: Client
 ) -> None:
     """A conflict with somebody's open transaction is tried five times, then the server waits."""
-    twin = Scene(fresh(victim))
+    twin = Scene(victim.another())
     twin.act()
     blobs = victim.sibling(".blobs")
     copies = [
@@ -283,7 +283,7 @@ def test_the_transaction_takes_the_collections_write_concern(
 
 def test_the_sequence_takes_the_collections_write_concern(victim: Face) -> None:
     """Where there is no transaction each insert asks for it."""
-    scene = Scene(fresh(victim))
+    scene = Scene(victim.another())
     acknowledged = scene.face.native.with_options(write_concern=WriteConcern("majority"))
     scene.face.saver = type(victim).saver_type(acknowledged)
     scene.face.saver._driver.bound.refuses_transactions = True  # type: ignore[attr-defined]
