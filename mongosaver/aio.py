@@ -20,7 +20,7 @@ from collections.abc import (
 from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 from weakref import WeakKeyDictionary
 
 from langchain_core.runnables import RunnableConfig
@@ -69,18 +69,31 @@ def _is_motor(collection: object) -> bool:
     return motor is not None and isinstance(collection, motor.AsyncIOMotorCollection)
 
 
+AT_ONCE: Final = 32
+"""Plans that one saver runs at once on an event loop. A burst of a hundred graphs would otherwise
+open a hundred connections, and all their replies would be worked off in one turn of the loop."""
+
+
+class _OnLoop:
+    """What a saver needs of its own on each event loop: a lock for its first setup, and turns."""
+
+    def __init__(self) -> None:
+        self.setup = asyncio.Lock()
+        self.turns = asyncio.Semaphore(AT_ONCE)
+
+
 class _Loops:
-    """Which event loop a saver is used on, and one lock for its first setup there."""
+    """Which event loop a saver is used on, and what it has there."""
 
     def __init__(self) -> None:
         self.used: asyncio.AbstractEventLoop | None = None
-        self._locks: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = (
-            WeakKeyDictionary()
-        )
+        self._known: WeakKeyDictionary[asyncio.AbstractEventLoop, _OnLoop] = WeakKeyDictionary()
 
-    def enter(self) -> asyncio.Lock:
+    def enter(self) -> _OnLoop:
         self.used = asyncio.get_running_loop()
-        return self._locks.setdefault(self.used, asyncio.Lock())
+        if self.used not in self._known:
+            self._known[self.used] = _OnLoop()
+        return self._known[self.used]
 
 
 class AsyncMongoSaver(BaseSaver):
@@ -437,12 +450,12 @@ class AsyncMongoSaver(BaseSaver):
         return walk.progress
 
     async def _run(self, plan: Plan[T]) -> T:
-        self._loops.enter()
-        return await self._driver.run(plan)
+        async with self._loops.enter().turns:
+            return await self._driver.run(plan)
 
     async def _write(self, plan: Plan[T]) -> T:
         if self._auto_setup and not self._shared.ready:
-            async with self._loops.enter():
+            async with self._loops.enter().setup:
                 if not self._shared.ready:
                     await self.setup()
         return await self._run(plan)
