@@ -8,11 +8,14 @@
 #   make format   what `make check` would complain of, as far as it can be mended by a tool
 #   make clean    removes everything that the targets made
 #
-# PYTHON=python3.13 make test     another interpreter, after `make clean`
-# PYTEST_ARGS="-k segments" ...   further arguments for pytest
+#   make test-source SOURCE=docker     the suite once, on servers from docker, path or wheel
+#
+# make test PYTHON=python3.13             another interpreter, after `make clean`
+# make test PYTEST_ARGS="-k segments"     further arguments for pytest
 
 PYTHON ?= python3
 PYTEST_ARGS ?=
+SOURCE ?= docker
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -28,7 +31,7 @@ FLOOR := 95
 PURE_FLOOR := 100
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check docs bench format clean
+.PHONY: help demo test test-source check docs bench format clean
 # pip must not work on one environment twice at the same time.
 .NOTPARALLEL:
 
@@ -47,6 +50,9 @@ test: $(VENV)/.dev
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report --fail-under=$(FLOOR)
 	$(BIN)/coverage report --include='$(PURE)' --fail-under=$(PURE_FLOOR)
+
+test-source: $(VENV)/.dev
+	MONGOSAVER_TEST_SOURCE=$(SOURCE) $(BIN)/python -m pytest $(PYTEST_ARGS)
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -28,10 +28,12 @@ from bench.workloads import (  # noqa: E402
     breakdown,
     commands,
     concurrent,
+    delta,
     growth,
     history,
     large,
     operations,
+    retention,
     unfavourable,
 )
 
@@ -47,7 +49,17 @@ ROUNDS = 12
 QUICK_ROUNDS = 3
 _MODULES = {
     module.NAME: module
-    for module in (growth, breakdown, history, commands, concurrent, large, unfavourable)
+    for module in (
+        growth,
+        breakdown,
+        history,
+        delta,
+        commands,
+        concurrent,
+        large,
+        retention,
+        unfavourable,
+    )
 }
 # In the order of the report; put, put_writes and get_tuple share their threads.
 WORKLOADS = (
@@ -55,9 +67,11 @@ WORKLOADS = (
     *operations.NAMES,
     "breakdown",
     "history",
+    "delta",
     "commands",
     "concurrent",
     "large",
+    "retention",
     "unfavourable",
 )
 _VERSIONS = (

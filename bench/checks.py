@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from bench.entries import ENTRIES, OURS
 from bench.report import Table, label, number, ratio
-from bench.workloads import growth, large
+from bench.workloads import delta, growth, large
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,17 +20,20 @@ ALMOST_ALL = 1.05
 
 @dataclass(frozen=True)
 class Check:
-    """A promise, the figure that was measured, and the limit that it must not exceed."""
+    """A promise, the figure that was measured, and the limit that it must not exceed.
+
+    Without a limit it is no promise: the figure is told, and nothing depends on it.
+    """
 
     promise: str
     figure: float | None
-    limit: float
+    limit: float | None
     below: bool = False
 
     @property
     def holds(self) -> bool | None:
-        """Whether it holds; None where nothing was measured."""
-        if self.figure is None:
+        """Whether it holds; None where nothing was measured or promised."""
+        if self.figure is None or self.limit is None:
             return None
         return self.figure < self.limit if self.below else self.figure <= self.limit
 
@@ -64,7 +67,7 @@ def table(found: list[Check]) -> Table:
                 each.promise,
                 number(each.figure),
                 _limit(each),
-                words[each.holds],
+                "no promise" if each.limit is None else words[each.holds],
             ]
             for each in found
         ],
@@ -72,6 +75,8 @@ def table(found: list[Check]) -> Table:
 
 
 def _limit(check: Check) -> str:
+    if check.limit is None:
+        return "-"
     if check.below and not check.limit:
         return "that of the peer"
     return ("< " if check.below else "<= ") + number(check.limit)
@@ -120,6 +125,18 @@ def _history(result: dict[str, Any]) -> Iterator[Check]:
     entries = result.get("entries", {}) if result.get("checkpoints") == 200 else {}
     figure = ratio(_median(entries, "mongosaver"), _median(entries, "official"))
     yield Check("list of 200 checkpoints: ratio to official", figure, 0.65)
+
+
+def _delta(result: dict[str, Any]) -> Iterator[Check]:
+    cases = result.get("cases", {})
+    for frequency in (delta.DEFAULT, delta.NEVER):
+        updates = delta.UPDATES[-1]
+        entries = cases.get(f"{updates} {frequency}", {}).get("entries", {})
+        since = f"{updates % frequency:,} since one was stored"
+        for peer in ("official", "postgres"):
+            figure = ratio(_median(entries, "mongosaver"), _median(entries, peer))
+            promise = f"DeltaChannel of {updates:,} updates, {since}: ratio to {label(peer)}"
+            yield Check(promise, figure, None)
 
 
 def _commands(result: dict[str, Any]) -> Iterator[Check]:
@@ -188,6 +205,7 @@ _JUDGES = {
     "put_writes": _operation("put_writes", {"10": 0.8, "100": 0.8, "1000": 0.8}),
     "get_tuple": _operation("get_tuple", {"10": 0.85, "100": 0.92, "1000": 0.95}),
     "history": _history,
+    "delta": _delta,
     "commands": _commands,
     "concurrent": _concurrent,
     "large": _large,

@@ -20,7 +20,7 @@ import tempfile
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import bson
 from langgraph.checkpoint.memory import InMemorySaver
@@ -47,6 +47,10 @@ class Stored:
     indexes: int | None
 
 
+Maker: TypeAlias = "Callable[[], Any]"
+"""Makes a saver on connections that are open."""
+
+
 @dataclass
 class Record:
     """What went over the wire while it was kept."""
@@ -61,10 +65,36 @@ class Session:
     """A saver on a database of its own; here for a saver that is used by its plain methods."""
 
     blocking = True
+    connect: Callable[[Recorder | None, bool], contextlib.AbstractContextManager[Maker]]
 
     def __init__(self, saver: Any) -> None:
         self.saver = saver
         self.record = Record()
+        self.make: Maker | None = None
+
+    @contextlib.contextmanager
+    def connected(self, recorder: Recorder | None = None, *, hasty: bool = False) -> Iterator[None]:
+        """Uses a new saver, on connections of its own, inside the block.
+
+        Args:
+            recorder: What records its commands, if they are to be recorded.
+            hasty: Whether writes may be lost when the server dies: for filling threads.
+        """
+        before = self.make, self.saver, self.record
+        with self.connect(recorder, hasty) as make:
+            self.make = make
+            self.forget()
+            if recorder is not None:
+                self.record = recorder.record
+            try:
+                yield
+            finally:
+                self.make, self.saver, self.record = before
+
+    def forget(self) -> None:
+        """Uses a new saver from here on, on the connections there are: it remembers nothing."""
+        if self.make is not None:
+            self.saver = self.make()
 
     # Operations: each is prepared, and run by calling what is returned.
 
@@ -93,6 +123,20 @@ class Session:
             return [row async for row in self.saver.alist(config, limit=limit)]
 
         return lambda: self.run(rows())
+
+    def copy_thread(self, source: str, target: str) -> Callable[[], Any]:
+        """The saver's `copy_thread`."""
+        return self._operation("copy_thread", source, target)
+
+    def prune(self, thread_id: str) -> Callable[[], Any]:
+        """The saver's `prune` of one thread to its latest checkpoints."""
+        return self._operation("prune", [thread_id])
+
+    def get_state(self, graph: Any, config: Any) -> Callable[[], Any]:
+        """The state of a thread, as a graph that has this saver loads it."""
+        if self.blocking:
+            return functools.partial(graph.get_state, config)
+        return lambda: self.run(graph.aget_state(config))
 
     def invoke(self, graph: Any, values: Any, config: Any) -> Callable[[], Any]:
         """A run of a graph that has this saver."""
@@ -324,18 +368,23 @@ class PostgresSession(Session):
     def _connection(self, database: str) -> Any:
         return self.psycopg.connect(f"{self.server} dbname={database}", autocommit=True)
 
-    def pool_arguments(self, cursor: Any, recorder: Recorder | None) -> dict[str, Any]:
+    def pool_arguments(
+        self, cursor: Any, recorder: Recorder | None, *, hasty: bool = False
+    ) -> dict[str, Any]:
         """What `from_conn_string` gives a connection, for each connection of a pool.
 
         Args:
             cursor: The cursor class that the saver would use.
             recorder: What counts the statements, if they are to be counted.
+            hasty: Whether a commit need not wait for the disk.
         """
         connection = {
             "autocommit": True,
             "prepare_threshold": 0,
             "row_factory": import_module("psycopg.rows").dict_row,
         }
+        if hasty:
+            connection["options"] = "-c synchronous_commit=off"
         if recorder is not None:
             self.record = recorder.record
             connection["cursor_factory"] = _counting(cursor, recorder.record)
@@ -384,6 +433,22 @@ class PostgresSession(Session):
                 disk += total - index
                 indexes += index
         return Stored(documents, logical, disk, indexes)
+
+    def copy_rows(self, source: str, target: str) -> None:
+        """Copies a thread's rows by SQL, for a saver that cannot."""
+        with self._connection(self.name) as connection:
+            for table in ("checkpoint_blobs", "checkpoint_writes", "checkpoints"):
+                found = connection.execute(
+                    "SELECT column_name FROM information_schema.columns"
+                    " WHERE table_name = %s AND column_name <> 'thread_id'",
+                    [table],
+                ).fetchall()
+                columns = ", ".join(column for (column,) in found)
+                connection.execute(
+                    f"INSERT INTO {table} (thread_id, {columns})"
+                    f" SELECT %s, {columns} FROM {table} WHERE thread_id = %s",
+                    [target, source],
+                )
 
     def close(self) -> None:
         """Drops the database."""
@@ -481,15 +546,45 @@ class MemorySession(Session):
 
 
 @contextlib.contextmanager
+def _mongo_session(
+    servers: Servers,
+    database: str,
+    recorder: Recorder | None,
+    make: Callable[[Any], Any],
+    *,
+    blocking: bool = True,
+) -> Iterator[Session]:
+    """A session whose savers are made of a client."""
+
+    @contextlib.contextmanager
+    def connect(recorder: Recorder | None, hasty: bool) -> Iterator[Maker]:
+        kind: Any = MongoClient if blocking else AsyncMongoClient
+        options = {"w": 1} if hasty else {}
+        client = kind(servers.mongodb, event_listeners=[recorder] if recorder else [], **options)
+        try:
+            yield lambda: make(client)
+        finally:
+            closed = client.close()
+            if closed is not None:
+                session.run(closed)
+
+    session = MongoSession(servers.mongodb or "", database, None, recorder)
+    session.blocking = blocking
+    session.connect = connect
+    with contextlib.closing(session), session.connected(recorder):
+        yield session
+
+
+@contextlib.contextmanager
 def _mongosaver(servers: Servers, database: str, recorder: Recorder | None) -> Iterator[Session]:
     saver_class = import_module("mongosaver").MongoSaver
-    with MongoClient(servers.mongodb, event_listeners=[recorder] if recorder else []) as client:
-        saver = saver_class(client[database]["checkpoints"])
-        saver.setup()
-        with contextlib.closing(
-            MongoSession(servers.mongodb or "", database, saver, recorder)
-        ) as session:
-            yield session
+
+    def make(client: Any) -> Any:
+        return saver_class(client[database]["checkpoints"])
+
+    with _mongo_session(servers, database, recorder, make) as session:
+        session.saver.setup()
+        yield session
 
 
 @contextlib.contextmanager
@@ -497,30 +592,24 @@ def _mongosaver_async(
     servers: Servers, database: str, recorder: Recorder | None
 ) -> Iterator[Session]:
     saver_class = import_module("mongosaver").AsyncMongoSaver
-    with contextlib.closing(
-        MongoSession(servers.mongodb or "", database, None, recorder)
-    ) as session:
-        session.blocking = False
-        client: Any = AsyncMongoClient(
-            servers.mongodb, event_listeners=[recorder] if recorder else []
-        )
-        session.saver = saver_class(client[database]["checkpoints"])
+
+    def make(client: Any) -> Any:
+        return saver_class(client[database]["checkpoints"])
+
+    with _mongo_session(servers, database, recorder, make, blocking=False) as session:
         session.run(session.saver.setup())
-        try:
-            yield session
-        finally:
-            session.run(client.close())
+        yield session
 
 
 @contextlib.contextmanager
 def _official(servers: Servers, database: str, recorder: Recorder | None) -> Iterator[Session]:
     saver_class = import_module("langgraph.checkpoint.mongodb").MongoDBSaver
-    with MongoClient(servers.mongodb, event_listeners=[recorder] if recorder else []) as client:
-        saver = saver_class(client, db_name=database)
-        with contextlib.closing(
-            MongoSession(servers.mongodb or "", database, saver, recorder)
-        ) as session:
-            yield session
+
+    def make(client: Any) -> Any:
+        return saver_class(client, db_name=database)
+
+    with _mongo_session(servers, database, recorder, make) as session:
+        yield session
 
 
 @contextlib.contextmanager
@@ -535,15 +624,21 @@ def _raw(
 @contextlib.contextmanager
 def _postgres(servers: Servers, database: str, recorder: Recorder | None) -> Iterator[Session]:
     saver_class = import_module("langgraph.checkpoint.postgres").PostgresSaver
-    with contextlib.closing(PostgresSession(servers.postgres or "", database)) as session:
-        arguments = session.pool_arguments(session.psycopg.Cursor, recorder)
+
+    @contextlib.contextmanager
+    def connect(recorder: Recorder | None, hasty: bool) -> Iterator[Maker]:
+        arguments = session.pool_arguments(session.psycopg.Cursor, recorder, hasty=hasty)
         with import_module("psycopg_pool").ConnectionPool(
             session.dsn, configure=session.watch, open=True, **arguments
         ) as pool:
             pool.wait()
-            session.saver = saver_class(pool)
-            session.saver.setup()
-            yield session
+            yield lambda: saver_class(pool)
+
+    session = PostgresSession(servers.postgres or "", database)
+    session.connect = connect
+    with contextlib.closing(session), session.connected(recorder):
+        session.saver.setup()
+        yield session
 
 
 @contextlib.contextmanager
@@ -551,27 +646,36 @@ def _postgres_async(
     servers: Servers, database: str, recorder: Recorder | None
 ) -> Iterator[Session]:
     saver_class = import_module("langgraph.checkpoint.postgres.aio").AsyncPostgresSaver
-    with contextlib.closing(PostgresSession(servers.postgres or "", database)) as session:
-        session.blocking = False
-        arguments = session.pool_arguments(session.psycopg.AsyncCursor, recorder)
 
-        async def watch(connection: Any) -> None:
-            session.watch(connection)
+    async def watch(connection: Any) -> None:
+        session.watch(connection)
 
-        async def open_saver() -> Any:
+    @contextlib.contextmanager
+    def connect(recorder: Recorder | None, hasty: bool) -> Iterator[Maker]:
+        arguments = session.pool_arguments(session.psycopg.AsyncCursor, recorder, hasty=hasty)
+
+        async def open_pool() -> Any:
             pool = import_module("psycopg_pool").AsyncConnectionPool(
                 session.dsn, configure=watch, open=False, **arguments
             )
             await pool.open(wait=True)
-            session.saver = saver_class(pool)
-            await session.saver.setup()
             return pool
 
-        pool = session.run(open_saver())
+        async def make() -> Any:  # its constructor looks for the loop that runs
+            return saver_class(pool)
+
+        pool = session.run(open_pool())
         try:
-            yield session
+            yield lambda: session.run(make())
         finally:
             session.run(pool.close())
+
+    session = PostgresSession(servers.postgres or "", database)
+    session.blocking = False
+    session.connect = connect
+    with contextlib.closing(session), session.connected(recorder):
+        session.run(session.saver.setup())
+        yield session
 
 
 @contextlib.contextmanager

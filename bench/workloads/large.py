@@ -6,12 +6,8 @@ process of its own per saver and size. A put's own value is held before, and so 
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import json
 import random
-import re
-import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -21,10 +17,10 @@ from langgraph.checkpoint.base import empty_checkpoint
 from langgraph.checkpoint.base.id import uuid6
 
 from bench.entries import ENTRIES
+from bench.memory import ENVIRONMENT, peak
 from bench.report import Table, label, number
 from bench.servers import Servers
 from bench.states import FORMAT, config_of
-from bench.timing import milliseconds
 
 if TYPE_CHECKING:
     from bench.workloads import Run
@@ -49,12 +45,7 @@ def measure(run: Run) -> dict[str, Any]:
 def _in_child(servers: Servers, name: str, size: int) -> dict[str, Any]:
     child = subprocess.run(
         [sys.executable, "-m", "bench.workloads.large", name, str(size)],
-        # Memory that was freed goes back at once, so that the peak of one call is its own.
-        env={
-            **servers.environment(),
-            "MALLOC_MMAP_THRESHOLD_": "131072",
-            "MALLOC_TRIM_THRESHOLD_": "131072",
-        },
+        env={**servers.environment(), **ENVIRONMENT},
         cwd=Path(__file__).parents[2],
         capture_output=True,
         text=True,
@@ -75,13 +66,13 @@ def _child(name: str, size: int) -> dict[str, Any]:
         put = _put(session, "large", value)
         result: dict[str, Any] = {}
         try:
-            result["put_ms"], result["put_peak"] = _peak(put)
+            result["put_ms"], result["put_peak"] = peak(put)
         except Exception as error:  # noqa: BLE001 - what a saver says of a value is a result
             return {"refused": type(error).__name__}
         del put
         found: list[Any] = []
         get = session.get_tuple(config_of("large"))
-        result["get_ms"], result["get_peak"] = _peak(lambda: found.append(get()))
+        result["get_ms"], result["get_peak"] = peak(lambda: found.append(get()))
         result["equal"] = found[0].checkpoint["channel_values"]["document"] == value
         return result
 
@@ -95,27 +86,6 @@ def _put(session: Any, thread_id: str, value: bytes) -> Any:
     checkpoint["channel_versions"] = {"document": version}
     metadata = {"source": "loop", "step": 1, "parents": {}}
     return session.put(config_of(thread_id), checkpoint, metadata, {"document": version})
-
-
-def _peak(operation: Any) -> tuple[float, int]:
-    """Milliseconds and the bytes by which the resident set grew at its highest."""
-    gc.collect()
-    status = Path("/proc/self/status")
-    if not status.exists():
-        unit = 1 if sys.platform == "darwin" else 1024
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-        taken = milliseconds(operation)
-        return taken, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit - before
-    with contextlib.suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts anew
-    before = _kilobytes(status, "VmRSS")
-    taken = milliseconds(operation)
-    return taken, (_kilobytes(status, "VmHWM") - before) * 1024
-
-
-def _kilobytes(status: Path, name: str) -> int:
-    found = re.search(rf"^{name}:\s+(\d+) kB$", status.read_text(), re.MULTILINE)
-    return int(found[1]) if found else 0
 
 
 def tables(result: dict[str, Any]) -> list[Table]:

@@ -173,16 +173,24 @@ def _slice(ctx: Context, ttl: Ttl, thread_id: str, move: Move) -> Plan[Move]:
         )
         yield from _move(ctx, rows, move.until)
         return move if len(rows) == SLICE else replace(move, stage=move.stage + 1)
+    stage, first = move.stage, move.at == 0
+    move, count = yield from _next_part(ttl, thread_id, move)
+    if first and move.stage == stage and count <= SLICE * move.at:
+        move, _ = yield from _next_part(ttl, thread_id, replace(move, width=1 - move.at))
+    return move
+
+
+def _next_part(ttl: Ttl, thread_id: str, move: Move) -> Plan[tuple[Move, int]]:
     name = _NEEDED[move.stage]
     end = move.at + move.width
     date = move.until + ttl.quantum
     where = {"thread_id": thread_id, **_part(name, move.at, end), "expires_at": {"$lt": date}}
     count = yield UpdateMany(name, where, {"$set": {"expires_at": date}})
     if end >= 1:
-        return Move(move.until, move.stage + 1)
+        return Move(move.until, move.stage + 1), count
     # Keys of blobs and ids of tasks are digests: a part of them is that part of the documents.
     width = min(1 - end, move.width * SLICE / max(count, 1))
-    return replace(move, at=end, width=width if count else 1 - end)
+    return replace(move, at=end, width=width), count
 
 
 def _part(name: Name, start: float, end: float) -> Document:
@@ -205,8 +213,14 @@ def _bound(name: Name, fraction: float) -> bytes | str:
 # --- moving a whole thread ---------------------------------------------------------------------
 
 
-def align(ctx: Context, thread_id: str, dates: Dates) -> Plan[int]:
+def align(ctx: Context, thread_id: str, dates: Dates, *, thorough: bool = False) -> Plan[int]:
     """Let everything in a thread that has not expired expire at these dates.
+
+    Args:
+        ctx: The call's surroundings.
+        thread_id: The thread.
+        dates: The dates.
+        thorough: Whether to look for blobs and writes that an earlier call has left behind.
 
     Returns:
         How many checkpoints got another date.
@@ -223,7 +237,7 @@ def align(ctx: Context, thread_id: str, dates: Dates) -> Plan[int]:
         yield from _needed(ctx, thread_id, dates.needed, sooner=False)
     yield from _move(ctx, later, dates.checkpoint)
     yield from _move(ctx, sooner[::-1], dates.checkpoint)
-    if dates.needed is not None:
+    if dates.needed is not None and (sooner or thorough):
         yield from _needed(ctx, thread_id, dates.needed, sooner=True)
     return len(later) + len(sooner)
 
@@ -332,7 +346,7 @@ def apply(ctx: Context, walk: Walk) -> Plan[Walk]:
             rows = yield from _checkpoints(thread_id, filters.alive(ctx.now), 0)
             count = sum(row.get("expires_at") != dates.checkpoint for row in rows)
         else:
-            count = yield from align(ctx, thread_id, dates)
+            count = yield from align(ctx, thread_id, dates, thorough=True)
         over = dates.checkpoint is not None and dates.checkpoint <= ctx.now
         progress = replace(
             progress,

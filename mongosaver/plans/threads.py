@@ -157,7 +157,7 @@ class Listing:
         filter: What the latest checkpoint's metadata must equal, compared in Python.
         limit: Rows still wanted; None for all.
         start: Where the listing began; threads that stand before it do not come.
-        below: Key of the last checkpoint looked at: id, thread, namespace.
+        below: Id of the last checkpoint looked at. It is looked at again: copies repeat ids.
         width: Keys to look at next.
         pending: Threads that were found but not looked at yet.
         seen: Threads that were.
@@ -166,8 +166,8 @@ class Listing:
     filter: Mapping[str, Any]
     limit: int | None
     start: _Position | None
-    below: _Key | None
-    width: int = WINDOW
+    below: str | None
+    width: int
     pending: Sequence[_Position] = ()
     seen: set[str] = field(default_factory=set)
     is_last: bool = False
@@ -188,9 +188,7 @@ def listing(filter: Mapping[str, Any] | None, limit: int | None, after: str | No
     if filter is not None and not isinstance(filter, Mapping):
         raise TypeError(f"filter must be a mapping, got {type(filter).__name__}")
     start = None if after is None else _position(after)
-    # No namespace sorts after this one, so nothing of the cursor's own thread comes again.
-    below = None if start is None else (*start, "\U0010ffff")
-    return Listing(dict(filter or {}), limit, start, below)
+    return Listing(dict(filter or {}), limit, start, start and start[0], WINDOW)
 
 
 def _position(cursor: object) -> _Position:
@@ -211,11 +209,11 @@ def rows(ctx: Context, listing: Listing) -> Plan[tuple[list[ThreadInfo], Listing
     """The next rows, and what is left after them (None: nothing)."""
     if listing.limit == 0:
         return [], None
-    if not listing.pending and not listing.is_last:
+    is_exact = listing.start is None and not listing.filter
+    size = min(PAGE, listing.limit) if is_exact and listing.limit is not None else PAGE
+    while len(listing.pending) < size and not listing.is_last:
         listing = yield from _window(listing)
-    size = PAGE if listing.filter or listing.limit is None else min(PAGE, listing.limit)
     some, rest = listing.pending[:size], listing.pending[size:]
-    listing.seen.update(thread_id for _, thread_id in some)
     found = yield from _infos(ctx, listing, some)
     if listing.limit is not None:
         found = found[: listing.limit]
@@ -227,18 +225,8 @@ def rows(ctx: Context, listing: Listing) -> Plan[tuple[list[ThreadInfo], Listing
 
 def _window(listing: Listing) -> Plan[Listing]:
     """Find the next threads in the order of their last activity."""
-    where: Document = {}
-    if listing.below is not None:
-        checkpoint_id, thread_id, ns = listing.below
-        where = {
-            "checkpoint_id": {"$lte": checkpoint_id},
-            "$or": [
-                {"checkpoint_id": {"$lt": checkpoint_id}},
-                {"thread_id": {"$gt": thread_id}},
-                {"thread_id": thread_id, "checkpoint_ns": {"$gt": ns}},
-            ],
-        }
-    ends = {"id": "$checkpoint_id", "ns": "$checkpoint_ns"}
+    # One range: with a condition on the rest of the key, documents would be read for it.
+    where: Document = {} if listing.below is None else {"checkpoint_id": {"$lte": listing.below}}
     groups = yield Aggregate(
         Name.CHECKPOINTS,
         [
@@ -249,7 +237,7 @@ def _window(listing: Listing) -> Plan[Listing]:
                 "$group": {
                     "_id": "$thread_id",
                     "first": {"$first": "$checkpoint_id"},
-                    "last": {"$last": ends},
+                    "last": {"$last": "$checkpoint_id"},
                     "count": {"$sum": 1},
                 }
             },
@@ -259,26 +247,31 @@ def _window(listing: Listing) -> Plan[Listing]:
     fresh = [(g["first"], g["_id"]) for g in groups if g["_id"] not in listing.seen]
     fresh.sort(key=lambda position: position[1])
     fresh.sort(key=lambda position: position[0], reverse=True)
-    below = listing.below
-    if groups:
-        lowest = min(group["last"]["id"] for group in groups)
-        below = max(
-            (lowest, group["_id"], group["last"]["ns"])
-            for group in groups
-            if group["last"]["id"] == lowest
-        )
-    few = len(fresh) < min(PAGE, listing.width // 20)
-    width = min(WIDEST, listing.width * 2) if few else max(WINDOW, listing.width // 2)
-    return replace(listing, below=below, width=width, pending=fresh, is_last=is_last)
+    listing.seen.update(thread_id for _, thread_id in fresh)
+    below = min((group["last"] for group in groups), default=listing.below)
+    width = listing.width
+    if below == listing.below:
+        width *= 2  # so many copies of one checkpoint
+    elif len(fresh) < min(PAGE, width // 20):
+        width = min(WIDEST, width * 2)
+    else:
+        width = max(WINDOW, width // 2)
+    pending = (*listing.pending, *fresh)
+    return replace(listing, below=below, width=width, pending=pending, is_last=is_last)
 
 
 def _infos(ctx: Context, listing: Listing, some: Sequence[_Position]) -> Plan[list[ThreadInfo]]:
     """Rows of these threads, as far as they match."""
     positions = {thread_id: (checkpoint_id, thread_id) for checkpoint_id, thread_id in some}
     known = yield from outlines(list(positions))
+    if listing.start is not None:
+        # What stands before the cursor is met again by its older checkpoints.
+        for thread_id in list(known):
+            if not _stands_before(listing.start, (last(known[thread_id])[0], thread_id)):
+                del known[thread_id]
     for thread_id in (yield from _with_marks(list(known))):
         known[thread_id] = yield from _exactly(ctx, thread_id)
-    documents = yield from _latest(known, listing)
+    documents = (yield from _latest(known, listing)) if known else {}
     for thread_id, found in documents.items():
         if any(_has_expired(ctx, row) for row in found):
             known[thread_id] = yield from _exactly(ctx, thread_id)
@@ -289,10 +282,6 @@ def _infos(ctx: Context, listing: Listing, some: Sequence[_Position]) -> Plan[li
         if len(found) < 2 or not known[thread_id]:
             continue  # it was deleted meanwhile
         active, latest = found
-        if listing.start is not None and _stands_before(
-            (active["checkpoint_id"], thread_id), listing.start
-        ):
-            continue
         if not listing.filter or codec.matches(
             codec.load_metadata(ctx.serde, latest), listing.filter
         ):

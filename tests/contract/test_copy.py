@@ -24,8 +24,8 @@ OLD = datetime(2020, 1, 1, tzinfo=timezone.utc)
 @pytest.fixture(params=["server", "pages"], autouse=True)
 def way(request: pytest.FixtureRequest, mongo_face: Face) -> str:
     """Copies on the server, and through pages as on servers without `$merge`."""
-    if request.param == "pages":
-        mongo_face.saver._shared.read_by_finds = True  # type: ignore[attr-defined]
+    shared = mongo_face.saver._shared  # type: ignore[attr-defined]
+    shared.read_by_finds = request.param == "pages"
     return request.param  # type: ignore[no-any-return]
 
 

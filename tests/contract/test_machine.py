@@ -8,7 +8,6 @@ would mix the values of forks.
 from __future__ import annotations
 
 import os
-
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
@@ -83,7 +82,9 @@ def normal(row: CheckpointTuple | None) -> Any:
 
 # Making a failure smaller takes minutes on a real server: MONGOSAVER_TEST_SHRINK=1 asks for it.
 PHASES = [
-    phase for phase in Phase if phase is not Phase.shrink or os.environ.get("MONGOSAVER_TEST_SHRINK")
+    phase
+    for phase in Phase
+    if phase is not Phase.shrink or os.environ.get("MONGOSAVER_TEST_SHRINK")
 ]
 
 

@@ -32,9 +32,7 @@ Client = MongoClient[dict[str, Any]]
 
 
 @contextlib.contextmanager
-def staged(
-    server: MongoServer, client: Client, database: str, **options: str
-) -> Iterator[Stage]:
+def staged(server: MongoServer, client: Client, database: str, **options: str) -> Iterator[Stage]:
     """Gives what faces need for clients that fail points reach; `options` are of the URI.
 
     A client that lost a connection looks for the server again after half a second, for two reasons.

@@ -70,7 +70,7 @@ class Scene:
         self._put(self.face, self.new, self.values)
 
     def check(self, *, done: bool) -> None:
-        """Asserts that every checkpoint is whole, and that the new one is there if that is certain."""
+        """Asserts that all is whole, and that the new checkpoint is there if that is certain."""
         found = {
             id_of(row): row.checkpoint["channel_values"] for row in self.past().list(self.at())
         }
@@ -90,6 +90,7 @@ class Scene:
 
 
 def chat(length: int) -> list[str]:
+    """Returns a list that is stored in several segments, from some 70 items on."""
     return [f"message {number} " * 20 for number in range(length)]
 
 
@@ -123,7 +124,7 @@ class PutAgain(Scene):
 
 
 class PutWrites(Scene):
-    """Writes of a task: ordinary ones, and in `special` also an interrupt that takes a new value."""
+    """Writes of a task: ordinary ones, where `special` also an interrupt that has a value."""
 
     special = False
 

@@ -11,22 +11,20 @@ import tracemalloc
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
-from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.checkpoint.serde.types import _DeltaSnapshot
 from pymongo import MongoClient
 
-from mongosaver import MongoSaver, codec
+from mongosaver import MongoSaver
+from mongosaver.ops import Compute, Insert, Plan, Together
+from mongosaver.plans import write
+from mongosaver.schema import Name
 from mongosaver.testing import mongo_server
 from tests.contract.samples import checkpoint, config, metadata
 from tests.faces import Commands
-
-if TYPE_CHECKING:
-    from mongosaver.codec import Facts
 
 LENGTH = 10_000
 RUNS = 20
@@ -39,6 +37,25 @@ class Measured:
     seconds: float
     megabytes: float
     commands: Counter[str]
+
+
+def collect(plan: Plan[Any], documents: dict[Name, dict[Any, dict[str, Any]]]) -> None:
+    """Runs a plan that only writes, and keeps its documents instead of storing them."""
+    reply: Any = None
+    with contextlib.suppress(StopIteration):
+        while True:
+            op = plan.send(reply)
+            reply = None
+            if isinstance(op, Compute):
+                reply = op.function()
+                continue
+            inserts = op.writes if isinstance(op, Together) else [op]
+            for insert in inserts:
+                assert isinstance(insert, Insert), op
+                for each in insert.documents:
+                    key = (each.get("checkpoint_id"), each.get("idx"), each.get("key"))
+                    documents[insert.collection].setdefault(key, dict(each))
+            reply = True if isinstance(op, Together) else None
 
 
 class Long:
@@ -62,13 +79,10 @@ class Long:
         Each checkpoint adds a message of 100 bytes, changes two small channels, keeps five large
         ones, and has two pending writes; a run is 500 checkpoints.
         """
-        serde, now = JsonPlusSerializer(), datetime.now(timezone.utc)
-        documents: dict[str, list[dict[str, Any]]] = {"": [], ".writes": [], ".blobs": []}
-        facts: Facts = {}
+        documents: dict[Name, dict[Any, dict[str, Any]]] = {name: {} for name in Name}
         chat: list[str] = []
         own = {f"own {n}": f"{n}" * 1000 for n in range(5)}
         versions = dict.fromkeys(own, "1")
-        seen: set[bytes] = set()
         for n in range(LENGTH):
             chat.append(f"message {n} " + "x" * 85)
             at = config(thread, "", f"{n - 1:06}" if n else None)
@@ -81,29 +95,18 @@ class Long:
                 values["chat"] = _DeltaSnapshot(chat)
             else:
                 keys["counters_since_delta_snapshot"] = {"chat": (n % 100, n % 100)}
-            new = {channel: f"{n}" for channel in (*values, "chat") if channel not in own}
+            new: Any = {channel: f"{n}" for channel in (*values, "chat") if channel not in own}
             versions = {**versions, **new}
             made = checkpoint(values, versions, checkpoint_id=f"{n:06}")
-            draft = codec.draft(serde, at, made, metadata(**keys), new, facts)
-            placement = codec.place(draft, facts)
-            bases = {
-                c: e.stored for c in placement.blobs if isinstance(e := facts.get(c), codec.Blob)
-            }
-            stored = {channel: base for channel, base in bases.items() if base is not None}
-            encoded = codec.encode(draft, placement, stored, now)
-            facts = encoded.facts
-            documents[""].append(encoded.document)
-            documents[".blobs"] += [b for b in encoded.blobs if b["key"] not in seen]
-            seen.update(blob["key"] for blob in encoded.blobs)
-            mine = {**config(thread, "", f"{n:06}"), "metadata": run}
+            context = self.saver._context()
+            collect(write.put(context, at, made, metadata(**keys), new), documents)
+            mine: Any = {**config(thread, "", f"{n:06}"), "metadata": run}
             writes = [("chat", [chat[-1]]), ("n", n)]
-            documents[".writes"] += codec.encode_writes(
-                serde, mine, writes, "task", "", now
-            ).documents
+            collect(write.put_writes(context, mine, writes, "task", ""), documents)
             if n % 500 == 499:
-                for suffix, some in documents.items():
+                for name, some in documents.items():
                     if some:
-                        self.sibling(suffix).insert_many(some, ordered=False)
+                        self.sibling(name.value).insert_many(some.values(), ordered=False)
                         some.clear()
 
     def sibling(self, suffix: str) -> Any:

@@ -263,14 +263,18 @@ def test_a_foreign_transaction_in_the_way_is_waited_for_by_the_sequence(
 
 @pytest.mark.parametrize(
     ("concern", "sent_as"),
-    [(None, None), (WriteConcern("majority", wtimeout=7_000), {"w": "majority", "wtimeout": 7_000})]
-    + [(WriteConcern(1), {"w": 1}), (WriteConcern(j=True), {"j": True})],
+    [
+        (None, None),
+        (WriteConcern("majority", wtimeout=7_000), {"w": "majority", "wtimeout": 7_000}),
+        (WriteConcern(1), {"w": 1}),
+        (WriteConcern(j=True), {"j": True}),
+    ],
     ids=["default", "majority", "one", "journal"],
 )
 def test_the_transaction_takes_the_collections_write_concern(
     played: Scene, victim: Face, concern: WriteConcern | None, sent_as: dict[str, Any] | None
 ) -> None:
-    """What the user asks of the collection's writes is asked of the commit, and of no insert in it."""
+    """What the user asks of writes is asked of the commit, and of no insert in it."""
     acknowledged = played.face.native.with_options(write_concern=concern)
     played.face.saver = type(played.face).saver_type(acknowledged)
     with victim.commands.recorded() as sent:

@@ -60,12 +60,28 @@ def words(op: Op) -> str:
         return "together " + " + ".join(_plural(write.collection) for write in op.writes)
     if isinstance(op, (Compute, Collections)):
         return type(op).__name__.lower()
-    kind = {"CreateIndexes": "index", "Updates": "update"}.get(type(op).__name__)
+    kind = {
+        "CreateCollection": "create",
+        "CreateIndexes": "index",
+        "Updates": "update",
+    }.get(type(op).__name__)
     return f"{kind or type(op).__name__.lower()} {_plural(op.collection)}"
 
 
 def _plural(name: Name) -> str:
     return name.name.lower()
+
+
+def _answer(plan: Plan[Any], op: Op, reply: Any) -> Op:
+    """Answers an operation, and returns the next one."""
+    if isinstance(reply, Exception):
+        return plan.throw(reply)
+    if isinstance(op, Compute) and reply is RUN:
+        reply = op.function()
+    elif isinstance(reply, list):
+        # A plan may take a document apart, and the table may be used once more.
+        reply = [dict(document) for document in reply]
+    return plan.send(reply)
 
 
 @dataclass
@@ -115,10 +131,7 @@ def attempt(plan: Plan[Any], *rows: Row) -> Played:
         for expected, reply in rows:
             played.ops.append(op)
             assert words(op) == expected, f"{played.words}, after which {expected!r} was expected"
-            if isinstance(reply, Exception):
-                op = plan.throw(reply)
-            else:
-                op = plan.send(op.function() if reply is RUN else reply)  # type: ignore[union-attr]
+            op = _answer(plan, op, reply)
     except StopIteration as stop:
         played.result = stop.value
     except AssertionError:
@@ -152,10 +165,7 @@ def broken_off(make: Callable[[], Plan[Any]], rows: Sequence[Row]) -> None:
         plan = make()
         op = next(plan)
         for _, reply in rows[:at]:
-            if isinstance(reply, Exception):
-                op = plan.throw(reply)
-            else:
-                op = plan.send(op.function() if reply is RUN else reply)  # type: ignore[union-attr]
+            op = _answer(plan, op, reply)
         plan.close()  # a generator that yields while it is closed makes this a RuntimeError
         with pytest.raises(StopIteration):
             next(plan)

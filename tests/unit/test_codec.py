@@ -1,4 +1,4 @@
-"""Between objects and documents: where values go, what is searchable, what is refused, tables of it.
+"""Between objects and documents: where values go, what is searchable, and what is refused.
 
 What the documents look like in the whole is the contract suite's affair, on a real server; here are
 the decisions that no caller can see, and the documents that no mongosaver writes.
@@ -29,7 +29,14 @@ from mongosaver.errors import (
     IdentifierValueError,
     PayloadTooLarge,
 )
-from mongosaver.schema import INLINE_ALWAYS, INLINE_BUDGET, INLINE_REPEATS, MAX_PAYLOAD
+from mongosaver.schema import (
+    INLINE_ALWAYS,
+    INLINE_BUDGET,
+    INLINE_REPEATS,
+    MAX_PAYLOAD,
+    SMALL_WRITE,
+    TAIL,
+)
 from tests import strategies
 from tests.contract.samples import checkpoint, config, metadata
 from tests.unit.tables import NOW
@@ -141,7 +148,7 @@ def test_what_a_serializer_refuses_is_named(error: Exception, says: str) -> None
         draft(metadata={"a": 1, "b": "no"}, serde=serde)
     serde = Refusing(copy.copy(error))
     with pytest.raises(type(error), match=says.format("channel 'b'")):
-        codec.encode_writes(serde, AT, [("b", "no")], "task", "", NOW)
+        write([("b", "no")], serde=serde)
 
 
 def test_metadata_that_only_fails_as_a_whole_still_fails() -> None:
@@ -169,7 +176,9 @@ def test_metadata_that_only_fails_as_a_whole_still_fails() -> None:
         ({"a": 2**63}, {}, ["a"]),
         ({"a": [1], "b": {"x": 1}, "c": b"x", "d": 1}, {"d": 1}, ["a", "b", "c"]),
         ({"a": "x" * 512, "b": "x" * 513}, {"a": "x" * 512}, ["b"]),
-        ({"a.b": 1, "$a": 1, "": 1, "a\0": 1, "\ud800": 1}, {}, ["a.b", "$a", "", "a\0", "\ud800"]),
+        ({"a.b": 1, "$a": 1, "": 1, "a\0": 1}, {}, ["a.b", "$a", "", "a\0"]),
+        ({"a": "\ud800"}, {}, ["a"]),
+        ({"\ud800": 1, "a": 1}, {"a": 1}, ["*"]),
         ({"a$": 1, "é": 1}, ..., []),
     ],
 )
@@ -190,7 +199,7 @@ def test_searchable_fields_are_what_bson_gives_back() -> None:
 
 
 def test_much_metadata_is_not_stored_twice() -> None:
-    """Fields end at a budget; beyond it names go to the rest, and beyond that a star stands for all."""
+    """Fields end at a budget; names of others go to the rest, where a star stands for too many."""
     search, rest = codec.searchable({f"k{n:03}": "x" * 500 for n in range(40)}, everything=True)
     assert len(search) < 20
     assert rest == ["*"]
@@ -201,7 +210,7 @@ def test_much_metadata_is_not_stored_twice() -> None:
 
 
 def test_secret_metadata_is_searchable_by_three_keys_only() -> None:
-    """With an encrypting serializer fields say source, step and run; a star hides the other names."""
+    """With an encrypting serializer fields are source, step and run; a star hides other names."""
     given = {"source": "loop", "step": 1, "run_id": "r", "user": "Ada", "name": [1]}
     assert codec.searchable(given, everything=False) == (
         {"source": "loop", "step": 1, "run_id": "r"},
@@ -228,10 +237,11 @@ def test_secret_metadata_is_searchable_by_three_keys_only() -> None:
 def test_a_filter_narrows_by_what_python_holds_for_equal(filter: Any, wanted: list[Any]) -> None:
     """A number also finds the boolean that it equals, and whatever has no field stays in."""
     (condition,) = codec.narrowing(filter)
-    here, elsewhere = condition["$or"]
+    here, elsewhere, foreign = condition["$or"]
     found = here["search.a"]["$in"]
     assert [(type(value), value) for value in found] == [(type(value), value) for value in wanted]
     assert elsewhere == {"search_rest": {"$in": ["a", "*"]}}
+    assert foreign == {"format": {"$ne": 1}}
 
 
 @pytest.mark.parametrize(
@@ -301,7 +311,7 @@ def _same(stored: Any, wanted: Any) -> bool:
 
 
 def _selects(condition: dict[str, Any], search: dict[str, Any], rest: list[str]) -> bool:
-    here, elsewhere = condition["$or"]
+    here, elsewhere, _ = condition["$or"]
     ((path, choice),) = here.items()
     value = search.get(path.removeprefix("search."))
     return any(_same(value, wanted) for wanted in choice["$in"]) or bool(
@@ -457,8 +467,11 @@ def test_the_largest_leave_first(sizes: dict[str, int], blobs: set[str]) -> None
 
 @pytest.mark.parametrize(
     ("size", "repeats", "leaves"),
-    [(INLINE_ALWAYS + 1, INLINE_REPEATS, True), (INLINE_ALWAYS + 1, INLINE_REPEATS - 1, False)]
-    + [(INLINE_ALWAYS, 1_000, False)],
+    [
+        (INLINE_ALWAYS + 1, INLINE_REPEATS, True),
+        (INLINE_ALWAYS + 1, INLINE_REPEATS - 1, False),
+        (INLINE_ALWAYS, 1_000, False),
+    ],
 )
 def test_a_larger_value_that_stays_unchanged_leaves(size: int, repeats: int, leaves: bool) -> None:
     """After so many checkpoints unchanged a value goes to a blob, where it is stored once."""
@@ -469,7 +482,7 @@ def test_a_larger_value_that_stays_unchanged_leaves(size: int, repeats: int, lea
 
 
 def test_the_same_bytes_in_a_new_version_count_as_unchanged() -> None:
-    """A channel that is written with the value that it has does not stay in the document for ever."""
+    """A channel that is written again with the same value still leaves the document in the end."""
     parent = {"a": inline(5, "1", 3), "b": inline(5, "1", 3), "c": blob("1")}
     values = {"a": sized(5), "b": sized(6), "c": sized(7)}
     placed = codec.place(draft(values, dict.fromkeys(values, "2"), facts=parent), parent)
@@ -482,7 +495,7 @@ def test_the_same_bytes_in_a_new_version_count_as_unchanged() -> None:
 
 
 def test_a_snapshot_is_always_a_blob() -> None:
-    """A DeltaChannel's history looks for snapshots among the blobs, so even a small one is there."""
+    """A DeltaChannel's history looks for snapshots among the blobs, so a small one is there too."""
     drafted = draft({"a": _DeltaSnapshot([1]), "b": [1]}, {"a": "1", "b": "1"})
     placed = codec.place(drafted, {})
     assert (placed.blobs.keys(), placed.inline.keys()) == ({"a"}, {"b"})
@@ -494,7 +507,7 @@ def test_a_channel_is_named_by_text(name: Any) -> None:
     with pytest.raises(IdentifierTypeError, match="channel's name"):
         draft({name: 1})
     with pytest.raises(IdentifierTypeError, match="channel's name"):
-        codec.encode_writes(SERDE, AT, [(name, 1)], "task", "", NOW)
+        write([(name, 1)])
 
 
 # --- documents of a put
@@ -507,7 +520,7 @@ def test_a_draft_knows_its_size() -> None:
 
 
 def test_a_put_says_where_everything_is() -> None:
-    """The document lists what it holds, what blobs hold, and how much that is; the facts say it too."""
+    """The document lists what it holds, what blobs hold, and how much that is; so do the facts."""
     drafted = draft({"a": sized(10), "b": sized(20_000), "c": 1}, {"a": "1", "b": "7", "k": "1"})
     encoded = encode(drafted, {"k": blob()})
     document = encoded.document
@@ -599,9 +612,9 @@ def test_a_blob_of_a_later_format_is_not_guessed_at() -> None:
     document, blobs = spoiled(format=2)
     with pytest.raises(FormatTooNew, match="blobs collection"):
         codec.decode(SERDE, document, blobs, [])
-    (write,) = codec.encode_writes(SERDE, AT, [("a", 1)], "task", "", NOW).documents
+    (written,) = write([("a", 1)])
     with pytest.raises(FormatTooNew, match="writes collection"):
-        codec.load_writes(SERDE, [{**write, "format": 2}])
+        codec.load_writes(SERDE, [{**written, "format": 2}])
 
 
 @pytest.mark.parametrize(
@@ -633,28 +646,41 @@ def test_documents_of_others_are_told(
 # --- pending writes
 
 
+def write(
+    writes: list[tuple[str, Any]],
+    task_id: str = "task",
+    task_path: str = "",
+    *,
+    at: Any = AT,
+    serde: Any = SERDE,
+) -> list[dict[str, Any]]:
+    """Returns the documents of pending writes."""
+    return codec.encode_writes(codec.draft_writes(serde, at, writes, task_id, task_path, NOW))
+
+
 def test_writes_go_to_slots() -> None:
     """A special channel has its slot, whatever its position; in one call the last one wins."""
-    encoded = codec.encode_writes(
-        SERDE,
-        AT,
-        [("a", 1), ("__error__", "first"), ("b", 2), ("__error__", "last"), ("a", 3)],
-        "task",
-        "path",
-        NOW,
-    )
+    special = "__error__"
+    calls = [("a", 1), (special, "first"), ("b", 2), (special, "last"), ("a", 3)]
+    drafted = codec.draft_writes(SERDE, AT, calls, "task", "path", NOW)
     slots = {
         d["idx"]: (d["channel"], codec.load(SERDE, Payload(d["type"], d["data"])))
-        for d in encoded.documents
+        for d in codec.encode_writes(drafted)
     }
     assert slots == {
         0: ("a", 1),
-        WRITES_IDX_MAP["__error__"]: ("__error__", "last"),
+        WRITES_IDX_MAP[special]: (special, "last"),
         2: ("b", 2),
         4: ("a", 3),
     }
-    assert not encoded.first_stays
-    assert codec.encode_writes(SERDE, AT, [("a", 1)], "task", "", NOW).first_stays
+    assert not drafted.first_stays
+    assert codec.draft_writes(SERDE, AT, [("a", 1)], "task", "", NOW).first_stays
+
+
+def test_a_draft_of_writes_knows_its_size() -> None:
+    """The size counts all payloads, to decide whether the event loop should be spared the work."""
+    drafted = codec.draft_writes(SERDE, AT, [("a", sized(10)), ("b", sized(1_000))], "t", "", NOW)
+    assert drafted.size == 1_010
 
 
 @pytest.mark.parametrize(
@@ -670,7 +696,7 @@ def test_writes_carry_their_run(where: dict[str, Any], run: str | None) -> None:
     """The run's id comes from the config, so that its writes can go with it."""
     configurable = {**AT["configurable"], **where.get("configurable", {})}
     at = {**where, "configurable": configurable}
-    (document,) = codec.encode_writes(SERDE, cast("Any", at), [("a", 1)], "task", "", NOW).documents
+    (document,) = write([("a", 1)], at=at)
     assert document.get("run_id") == run
     assert ("run_id" in document) is (run is not None)
 
@@ -678,7 +704,7 @@ def test_writes_carry_their_run(where: dict[str, Any], run: str | None) -> None:
 def test_writes_need_a_checkpoint() -> None:
     """Writes belong to a checkpoint; the error says so."""
     with pytest.raises(IdentifierValueError, match='put_writes needs the "checkpoint_id"'):
-        codec.encode_writes(SERDE, config("t"), [("a", 1)], "task", "", NOW)
+        write([("a", 1)], at=config("t"))
 
 
 @pytest.mark.parametrize(
@@ -688,32 +714,39 @@ def test_writes_need_a_checkpoint() -> None:
 def test_task_ids_are_identifiers(task_id: Any, task_path: Any, error: type[Exception]) -> None:
     """Task ids and paths are text."""
     with pytest.raises(error, match="task_"):
-        codec.encode_writes(SERDE, AT, [("a", 1)], task_id, task_path, NOW)
+        write([("a", 1)], task_id, task_path)
 
 
-LARGE = bytes(range(256)) * (80 * 1024)  # 20 MB: three parts
+LARGE = bytes(range(256)) * (80 * 1024)  # 20 MB
 
 
 def test_a_large_write_comes_in_parts_the_first_of_them_last() -> None:
     """A slot counts as written with its part 0, so that one is stored when the others are there."""
-    encoded = codec.encode_writes(SERDE, AT, [("a", LARGE), ("b", 1)], "task", "", NOW)
-    parts = [d for d in encoded.documents if d["idx"] == 0]
-    assert len(parts) == 3
-    assert parts[-1]["part"] == 0
-    assert sorted(parts[-1]["parts"]) == sorted(d["part"] for d in parts[:-1])
-    assert all(0 < d["part"] < 2**63 for d in parts[:-1])
-    assert all(len(bson.encode(d)) < 16 * 1024 * 1024 for d in encoded.documents)
-    ((_, _, (task, channel, value)), second) = codec.load_writes(SERDE, reversed(encoded.documents))
+    documents = write([("a", LARGE), ("b", 1)])
+    first, *others = sorted((d for d in documents if d["idx"] == 0), key=lambda d: d["part"])
+    assert documents.index(first) > max(map(documents.index, others))
+    assert sum(len(d["data"]) for d in others) == len(LARGE)
+    assert (first["data"], sorted(first["parts"])) == (b"", [d["part"] for d in others])
+    assert all(0 < d["part"] < 2**63 for d in others)
+    assert all(len(bson.encode(d)) < 16 * 1024 * 1024 for d in documents)
+    ((task, channel, value), second) = codec.load_writes(SERDE, reversed(documents))
     assert (task, channel, value == LARGE) == ("task", "a", True)
-    assert second[2] == ("task", "b", 1)
+    assert second == ("task", "b", 1)
+
+
+@pytest.mark.parametrize(("size", "parts"), [(SMALL_WRITE, 1), (SMALL_WRITE + 1, 2)])
+def test_a_small_write_is_one_document(size: int, parts: int) -> None:
+    """What a read takes along in one round trip is small; above a limit data lies in parts."""
+    documents = write([("a", sized(size))])
+    assert len(documents) == parts
+    assert len(documents[-1]["data"]) <= SMALL_WRITE
 
 
 def test_parts_of_two_payloads_do_not_mix() -> None:
     """Two values written to one slot have other part numbers; equal values have the same."""
 
     def numbers(value: bytes) -> list[int]:
-        found = codec.encode_writes(SERDE, AT, [("a", value)], "task", "", NOW).documents
-        return [document["part"] for document in found]
+        return [document["part"] for document in write([("a", value)])]
 
     other = b"\1" + LARGE[1:]
     assert numbers(LARGE) == numbers(LARGE)
@@ -722,7 +755,7 @@ def test_parts_of_two_payloads_do_not_mix() -> None:
 
 def test_a_write_that_is_still_being_written_is_not_there_yet() -> None:
     """Parts without part 0 do not show; a part 0 without the others is a hole."""
-    documents = codec.encode_writes(SERDE, AT, [("a", LARGE)], "task", "", NOW).documents
+    documents = write([("a", LARGE)])
     assert codec.load_writes(SERDE, documents[:-1]) == []
     with pytest.raises(Hole) as hole:
         codec.load_writes(SERDE, documents[1:])
@@ -734,13 +767,23 @@ def test_pending_writes_come_in_the_order_of_tasks() -> None:
     documents = [
         d
         for task, path in (("b", "2"), ("a", "2"), ("z", "1"))
-        for d in codec.encode_writes(SERDE, AT, [("c", 1), ("d", 2)], task, path, NOW).documents
+        for d in write([("c", 1), ("d", 2)], task, path)
     ]
-    rows = [write[:2] for _, _, write in codec.load_writes(SERDE, documents)]
+    rows = [found[:2] for found in codec.load_writes(SERDE, documents)]
     assert rows == [(task, channel) for task in ("z", "a", "b") for channel in ("c", "d")]
 
 
 # --- checkpoints from before version 4
+
+
+@pytest.mark.parametrize(
+    ("v", "early"), [(1, True), (3, True), (4, False), (5, False), (None, False), ("1", False)]
+)
+def test_early_checkpoints_are_told_by_their_version(v: Any, early: bool) -> None:
+    """Only checkpoints of a version below 4 say so in their document."""
+    assert codec.is_early(v) is early
+    document = encode(replace(draft(), v=v)).document
+    assert document.get("v") == (v if early else None)
 
 
 @pytest.mark.parametrize(
@@ -750,15 +793,109 @@ def test_pending_writes_come_in_the_order_of_tasks() -> None:
 def test_sends_of_the_parent_are_a_value(versions: dict[str, str], version: str) -> None:
     """Queued sends become a channel, with the greatest version or a first one."""
     document = encode(draft({}, versions)).document
-    row = codec.decode(SERDE, document, {}, [], sends=["send"], next_version=lambda *_: "made").row
-    assert row.checkpoint["channel_values"] == {codec.TASKS: ["send"]}
+    parents = write([(codec.TASKS, "send"), ("a", 1), (codec.TASKS, "second")])
+    sends = codec.sends_among(parents, "1")
+    assert codec.sends_among(parents, "2") == []
+    row = codec.decode(SERDE, document, {}, [], sends, next_version=lambda *_: "made").row
+    assert row.checkpoint["channel_values"] == {codec.TASKS: ["send", "second"]}
     assert row.checkpoint["channel_versions"] == {**versions, codec.TASKS: version}
 
 
-def test_what_was_loaded_before_is_not_loaded_again() -> None:
-    """Metadata and payload that the caller has are taken as they are."""
-    document = {**encode(draft()).document, "metadata": b"\xc1", "checkpoint": b"\xc1"}
-    row = codec.decode(
-        SERDE, document, {}, [], metadata={"a": 1}, checkpoint={"id": "2", "v": 4}
-    ).row
-    assert (row.metadata, row.checkpoint["v"]) == ({"a": 1}, 4)
+def test_metadata_that_were_loaded_before_are_not_loaded_again() -> None:
+    """Metadata that the caller has are taken as they are."""
+    document = {**encode(draft()).document, "metadata": b"\xc1"}
+    assert codec.decode(SERDE, document, {}, [], metadata={"a": 1}).row.metadata == {"a": 1}
+
+
+# --- tails: what a stored value has added waits in the checkpoint documents
+
+
+def grown(items: int) -> list[str]:
+    """Returns a list that is stored as a blob, and grows by 100 bytes an item."""
+    return [f"{number:098}" for number in range(items)]
+
+
+def put(values: Mapping[str, Any], version: str, parent: Facts, **changed: Any) -> codec.Encoded:
+    """Returns the documents of a put of these values, on a parent whose blobs are known."""
+    versions = dict.fromkeys(values, version)
+    drafted = draft(values, versions, changed or versions, parent)
+    placed = codec.place(drafted, parent)
+    bases = {
+        name: entry.stored
+        for name, entry in parent.items()
+        if isinstance(entry, Blob) and entry.stored is not None and name in placed.blobs
+    }
+    return codec.encode(drafted, placed, bases, NOW)
+
+
+def test_a_small_addition_waits_in_the_document() -> None:
+    """A value that grew a little needs no new blob: its tail is in the checkpoint, and is read."""
+    first = put({"chat": grown(300)}, "1", {})
+    second = put({"chat": grown(310)}, "2", first.facts)
+    third = put({"chat": grown(320)}, "3", second.facts)
+    assert len(first.blobs) > 1
+    assert second.blobs == third.blobs == []
+    blobs = {blob["key"]: blob for blob in first.blobs}
+    for encoded, items in ((second, 310), (third, 320)):
+        (entry,) = encoded.document["blobs"]
+        assert entry["k"] == first.document["blobs"][0]["k"]
+        assert len(entry["d"]) == 100 * (items - 300)
+        decoded = codec.decode(SERDE, encoded.document, blobs, [])
+        assert decoded.row.checkpoint["channel_values"] == {"chat": grown(items)}
+        assert decoded.facts == encoded.facts
+        assert encoded.document["bytes"] > entry["size"] + len(entry["d"])
+
+
+def test_a_large_addition_or_another_value_is_a_new_blob() -> None:
+    """A tail has a limit, and only what continues a value has one."""
+    first = put({"chat": grown(300)}, "1", {})
+    assert put({"chat": grown(300 + TAIL // 100 + 1)}, "2", first.facts).blobs
+    assert put({"chat": [*grown(299), "edited"]}, "2", first.facts).blobs
+    assert put({"chat": grown(250)}, "2", first.facts).blobs
+    assert put({"chat": sized(20_000)}, "2", first.facts).blobs
+
+
+def test_tails_share_the_room_of_inline_values() -> None:
+    """Where many values grow at once, those that find no more room become blobs."""
+    values = {f"chat {n}": grown(300) for n in range(8)}
+    first = put(values, "1", {})
+    second = put({name: grown(328) for name in values}, "2", first.facts)
+    tails = [entry for entry in second.document["blobs"] if "d" in entry]
+    assert 0 < len(tails) < len(values)
+    assert sum(len(entry["d"]) for entry in tails) <= INLINE_BUDGET
+    assert {blob["channel"] for blob in second.blobs} == {
+        entry["c"] for entry in second.document["blobs"] if "d" not in entry
+    }
+
+
+def test_a_tail_that_stays_unchanged_becomes_a_blob() -> None:
+    """A tail is repeated in so many checkpoints; then it is stored with its value, once."""
+    first = put({"chat": grown(300)}, "1", {})
+    encoded = put({"chat": grown(310)}, "2", first.facts)
+    for repeats in range(1, INLINE_REPEATS + 1):
+        encoded = put({"chat": grown(310)}, "2", encoded.facts, other="1")
+        assert encoded.document["blobs"][0]["n"] == repeats
+    encoded = put({"chat": grown(310)}, "2", encoded.facts, other="1")
+    assert {blob["channel"] for blob in encoded.blobs} == {"chat"}
+    assert "d" not in encoded.document["blobs"][0]
+
+
+def test_a_tail_that_stays_unchanged_is_kept_where_its_value_is_not_handed_over() -> None:
+    """Nothing is lost of a value that LangGraph does not hand over again."""
+    first = put({"chat": grown(300)}, "1", {})
+    facts: Facts = put({"chat": grown(310)}, "2", first.facts).facts
+    for _ in range(INLINE_REPEATS + 3):
+        drafted = draft({}, {"chat": "2"}, {"other": "1"}, facts)
+        encoded = codec.encode(drafted, codec.place(drafted, facts), {}, NOW)
+        facts = encoded.facts
+    assert len(encoded.document["blobs"][0]["d"]) == 1_000
+    assert encoded.blobs == []
+
+
+def test_a_small_tail_may_stay_for_ever() -> None:
+    """A tail of a few bytes costs less than a blob."""
+    first = put({"chat": grown(300)}, "1", {})
+    encoded = put({"chat": grown(302)}, "2", first.facts)
+    for _ in range(INLINE_REPEATS + 3):
+        encoded = put({"chat": grown(302)}, "2", encoded.facts, other="1")
+    assert encoded.blobs == []

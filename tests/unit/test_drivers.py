@@ -154,7 +154,7 @@ def test_cancelling_closes_the_plan() -> None:
 
 
 def test_heavy_work_leaves_the_event_loop_and_light_work_stays() -> None:
-    """Above a size another thread computes, so that other tasks go on; below, switching costs more."""
+    """Above a size another thread computes, so that other tasks go on; below, this one does."""
     threads = []
 
     def plan() -> Generator[Any, Any, None]:

@@ -14,32 +14,34 @@ from mongosaver.plans.setup import setup
 from mongosaver.schema import CHECKPOINT_KEY, INDEXES, Name
 from tests.unit.tables import Row, attempt, broken_off, context, failure, play, refusal
 
-LOOK: list[Row] = [("collections", []), ("find checkpoints", [])]
+NOTHING: dict[Name, dict[str, Any]] = {}
+PLAIN = {name: {"name": f"c{name.value}", "type": "collection", "options": {}} for name in Name}
+LOOK: list[Row] = [("collections", PLAIN), ("find checkpoints", [])]
 INDEX: list[Row] = [("index checkpoints", None), ("index writes", None), ("index blobs", None)]
+MAKE: list[Row] = [("create checkpoints", None), ("create writes", None), ("create blobs", None)]
+FRESH: list[Row] = [
+    ("collections", NOTHING),
+    ("find checkpoints", []),
+    *(row for pair in zip(MAKE, INDEX, strict=True) for row in pair),
+]
+"""The table of a database in which there is nothing yet."""
 
 
 def test_indexes_are_made_where_nothing_is_yet() -> None:
     """A fresh database is looked at, each collection gets its indexes, and that is remembered."""
     shared = Shared()
-    played = play(setup(context(shared=shared)), *LOOK, *INDEX)
-    assert played.ops == [
-        Collections(),
-        Find(Name.CHECKPOINTS, {}, limit=1),
-        *(CreateIndexes(name, indexes) for name, indexes in INDEXES.items()),
-    ]
+    played = play(setup(context(shared=shared)), *FRESH)
+    assert played.ops[:2] == [Collections(), Find(Name.CHECKPOINTS, {}, limit=1)]
+    assert played.ops[3::2] == [CreateIndexes(name, indexes) for name, indexes in INDEXES.items()]
     assert played.result is None
     assert shared.ready
 
 
 def test_existing_collections_of_ours_are_fine() -> None:
     """Collections without options, old servers' answers without a type, a document of ours."""
-    found = [
-        {"name": "checkpoints", "type": "collection", "options": {}},
-        {"name": "checkpoints.blobs"},
-    ]
     play(
         setup(context()),
-        ("collections", found),
+        ("collections", {**PLAIN, Name.BLOBS: {"name": "c.blobs"}}),
         ("find checkpoints", [{"format": 1, "thread_id": "t"}]),
         *INDEX,
     )
@@ -64,7 +66,7 @@ def test_collections_that_cannot_work_are_refused(
     shared = Shared()
     played = attempt(
         setup(context(shared=shared)),
-        ("collections", [{"name": "c", "type": "collection"}, {"name": "c.blobs", **found}]),
+        ("collections", {**PLAIN, Name.BLOBS: {"name": "c.blobs", **found}}),
     )
     with pytest.raises(error, match=says):
         raise played.error or AssertionError
@@ -135,9 +137,20 @@ def test_what_setup_cannot_explain_passes_through(at: int) -> None:
     assert not shared.ready
 
 
-def test_setup_can_break_off_anywhere() -> None:
+@pytest.mark.parametrize("rows", [[*LOOK, *INDEX], FRESH], ids=["made", "fresh"])
+def test_setup_can_break_off_anywhere(rows: list[Row]) -> None:
     """A lost connection passes through at each step, and a closed plan ends."""
-    broken_off(lambda: setup(context()), [*LOOK, *INDEX])
+    broken_off(lambda: setup(context()), rows)
+
+
+@pytest.mark.parametrize("code", [48, 13, 72, 115])
+@pytest.mark.parametrize("at", [2, 4, 6])
+def test_a_collection_that_cannot_be_made_is_left_to_the_next_command(at: int, code: int) -> None:
+    """Another process may have been first, or the server does not know the options: all is well."""
+    rows = [*FRESH[:at], (FRESH[at][0], refusal(code)), *FRESH[at + 1 :]]
+    shared = Shared()
+    play(setup(context(shared=shared)), *rows)
+    assert shared.ready
 
 
 def test_setup_is_repeatable_after_a_failure() -> None:
