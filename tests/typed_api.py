@@ -22,7 +22,16 @@ from motor.motor_asyncio import AsyncIOMotorClient
 from pymongo import AsyncMongoClient, MongoClient
 
 import mongosaver
-from mongosaver import AsyncMongoSaver, MongoSaver, MongoSaverError, StateError, UsageError
+from mongosaver import (
+    AsyncMongoSaver,
+    IdleProgress,
+    MongoSaver,
+    MongoSaverError,
+    StateError,
+    ThreadInfo,
+    TtlProgress,
+    UsageError,
+)
 from mongosaver.testing import mongo_server
 
 URI = "mongodb://localhost:27017"
@@ -94,6 +103,28 @@ async def uses_async(
     print(found, plain, [row async for row in rows])
 
 
+def keeps(saver: MongoSaver, collection: AsyncMongoSaver) -> None:
+    """Retention and the list of threads, through either saver."""
+    for either in (saver, collection):
+        row: ThreadInfo
+        for row in either.list_threads(filter={"user": "x"}, limit=3, after=None):
+            text: tuple[str, str, str] = (row.thread_id, row.last_checkpoint_id, row.cursor)
+            print(text, row.last_activity, row.pending_interrupt, row.checkpoints, row.namespaces)
+        applied: TtlProgress = either.apply_ttl(thread_ids=["1"], dry_run=True, progress=print)
+        idle: IdleProgress = either.prune_idle(older_than=timedelta(days=1), keep_last=2)
+        print(applied.expired, idle.pruned.checkpoints)
+
+
+async def keeps_async(saver: AsyncMongoSaver) -> None:
+    """The same, awaited."""
+    async for row in saver.alist_threads(limit=3):
+        info: ThreadInfo = row
+        print(info)
+    applied: TtlProgress = await saver.aapply_ttl(after="1")
+    idle: IdleProgress = await saver.aprune_idle(older_than=timedelta(days=1), strategy="delete")
+    print(applied.done, idle.done)
+
+
 async def opens() -> None:
     """From a connection string: the saver opens the client and closes it."""
     with MongoSaver.from_conn_string(URI) as saver:
@@ -103,7 +134,7 @@ async def opens() -> None:
     ) as saver:
         sync_saver = saver
     async with AsyncMongoSaver.from_conn_string(
-        URI, db_name="app", collection_name="checkpoints", auto_setup=False
+        URI, db_name="app", collection_name="checkpoints", auto_setup=False, ttl=3600.0
     ) as opened:
         async_saver: AsyncMongoSaver = opened
     print(sync_saver, async_saver)

@@ -1,6 +1,6 @@
 """A long thread is copied, the copy deleted, and the thread pruned to its latest checkpoint.
 
-The thread is that of a chat which is summarised every 20 messages, so that no saver stores a state
+The thread is that of a chat which is summarised every 40 messages, so that no saver stores a state
 that grows with the thread: what is measured is the number of checkpoints. Each has one pending
 write. Every operation runs once per saver, in a process of its own: time, peak memory above what
 the process held when the thread was there, and commands. Their names are noted while time is taken,
@@ -34,7 +34,7 @@ NAME = "retention"
 SAVERS = ("mongosaver", "mongosaver-async", "postgres")
 CHECKPOINTS = 10_000
 QUICK_CHECKPOINTS = 500
-SUMMARY = 20
+SUMMARY = 40
 THREAD, COPY = "thread", "copy"
 
 

@@ -287,6 +287,9 @@ def _changed_meanwhile(document: Document, hole: Hole) -> Plan[bool]:
 # --- lists -------------------------------------------------------------------------------------
 
 
+_Row = tuple[Document, dict[str, Any]]
+
+
 @dataclass(frozen=True, slots=True)
 class Query:
     """What is still to be listed; `page` turns one into rows and the next one.
@@ -298,6 +301,9 @@ class Query:
         filter: What metadata must equal, compared in Python.
         limit: Rows still wanted; None for all.
         after: Key of the last checkpoint seen: (thread, namespace, checkpoint id).
+        more: Whether there may be checkpoints after that one.
+        pending: Checkpoints that were found, with their metadata, and are still to be read whole:
+            a page of large ones is read in several steps.
         known: Blobs of the rows read last, which the next ones mostly share.
     """
 
@@ -307,6 +313,8 @@ class Query:
     filter: Mapping[str, Any]
     limit: int | None
     after: tuple[str, str, str] | None = None
+    more: bool = True
+    pending: Sequence[_Row] = ()
     known: Mapping[Address, Mapping[bytes, Document]] = field(default_factory=dict)
 
 
@@ -351,28 +359,34 @@ def page(ctx: Context, query: Query) -> Plan[tuple[list[CheckpointTuple], Query 
     """The next rows, and what is left after them (None: nothing)."""
     if query.limit == 0:
         return [], None
-    wanted = PAGE if query.filter or query.limit is None else min(PAGE, query.limit)
-    alive = replace(query, where={**query.where, **filters.alive(ctx.now)})
-    documents = yield from _next_checkpoints(alive, wanted)
-    rows: list[CheckpointTuple] = []
-    matching: list[tuple[Document, dict[str, Any]]] = []
+    pending, after, more = query.pending, query.after, query.more
+    if not pending:
+        wanted = PAGE if query.filter or query.limit is None else min(PAGE, query.limit)
+        alive = replace(query, where={**query.where, **filters.alive(ctx.now)})
+        documents = yield from _next_checkpoints(alive, wanted)
+        pending = _matching(ctx, documents, query.filter)
+        more = len(documents) == wanted
+        if documents:
+            last = codec.address_of(documents[-1])
+            after = (last.thread_id, last.checkpoint_ns, str(last.checkpoint_id))
+    group = _first_group(pending[: query.limit])
+    known, rows = (yield from _group(ctx, group, query.known)) if group else (query.known, [])
+    pending = pending[len(group) :]
+    limit = None if query.limit is None else query.limit - len(rows)
+    if limit == 0 or not (pending or more):
+        return rows, None
+    return rows, replace(query, limit=limit, after=after, more=more, pending=pending, known=known)
+
+
+def _matching(ctx: Context, documents: Sequence[Document], filter: Mapping[str, Any]) -> list[_Row]:
+    """Checkpoints that a filter matches, with their metadata."""
+    rows = []
     for document in documents:
         codec.check_format(document, "checkpoints collection")
         metadata = codec.load_metadata(ctx.serde, document)
-        if codec.matches(metadata, query.filter):
-            matching.append((document, metadata))
-    if query.limit is not None:
-        matching = matching[: query.limit]
-    known = query.known
-    for group in _groups(matching):
-        known, more = yield from _group(ctx, group, known)
-        rows.extend(more)
-    limit = None if query.limit is None else query.limit - len(rows)
-    if len(documents) < wanted or limit == 0:
-        return rows, None
-    last = codec.address_of(documents[-1])
-    after = (last.thread_id, last.checkpoint_ns, str(last.checkpoint_id))
-    return rows, replace(query, limit=limit, after=after, known=known)
+        if codec.matches(metadata, filter):
+            rows.append((document, metadata))
+    return rows
 
 
 def _next_checkpoints(query: Query, wanted: int) -> Plan[list[Document]]:
@@ -417,20 +431,14 @@ def _also(where: Document, *conditions: Document) -> Document:
     return {**where, "$and": [*where.get("$and", ()), *conditions]}
 
 
-_Row = tuple[Document, dict[str, Any]]
-
-
-def _groups(rows: Sequence[_Row]) -> list[list[_Row]]:
-    """Rows that are read together: as many as their payloads leave room for."""
-    groups: list[list[_Row]] = []
-    room = 0
-    for row in rows:
-        if not groups or room < row[0]["bytes"]:
-            groups.append([])
-            room = 4 * MAX_AGGREGATE
-        groups[-1].append(row)
-        room -= row[0]["bytes"]
-    return groups
+def _first_group(rows: Sequence[_Row]) -> Sequence[_Row]:
+    """The first rows, as many as their payloads leave room for; at least one if there is any."""
+    room = 4 * MAX_AGGREGATE
+    for index, (document, _) in enumerate(rows):
+        room -= document["bytes"]
+        if room < 0:
+            return rows[: max(index, 1)]
+    return rows
 
 
 def _group(

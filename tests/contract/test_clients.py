@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import pytest
 from bson import SON, CodecOptions
-from bson.binary import UuidRepresentation
+from bson.raw_bson import RawBSONDocument
 from motor.motor_asyncio import AsyncIOMotorClient
 from pymongo import AsyncMongoClient, MongoClient, ReadPreference, WriteConcern
 from pymongo.errors import InvalidOperation
@@ -176,11 +176,12 @@ def test_reads_go_to_the_primary(mongo_face: Face, thread: str) -> None:
     assert any(command.name in ("aggregate", "find") for command in sent)
 
 
-def test_client_codec_options_do_not_matter(mongo_face: Face, thread: str) -> None:
-    """A collection with document classes or datetimes of its own is read the same."""
-    strange: Any = CodecOptions(
-        document_class=SON, tz_aware=False, uuid_representation=UuidRepresentation.STANDARD
-    )
+@pytest.mark.parametrize("document_class", [SON, RawBSONDocument])
+def test_client_codec_options_do_not_matter(
+    mongo_face: Face, thread: str, document_class: Any
+) -> None:
+    """A collection with a document class and dates of its own is read the same."""
+    strange: Any = CodecOptions(document_class=document_class, tz_aware=False)
     mongo_face.saver = mongo_face.saver_type(mongo_face.native.with_options(codec_options=strange))
     line = Line(mongo_face, thread)
     line.put({"map": {"b": 1, "a": 2}, "large": LARGE}, metadata=metadata(x={"y": 1}))

@@ -292,7 +292,7 @@ forks = pytest.mark.parametrize("name", FORKED)
 
 
 @forks
-@pytest.mark.parametrize("keep_last", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("keep_last", [1, 3, 8])
 def test_forks_are_pruned(mongo_face: Face, thread: str, name: str, keep_last: int) -> None:
     """Of all branches the newest checkpoints stay, each as it was, and each can be gone on from."""
     builder, play, given = FORKED[name]
@@ -393,7 +393,8 @@ def test_answers_of_other_runs_stay(mongo_face: Face, thread: str) -> None:
         before.values,
         before.next,
     )
-    # What still waited was asked again by the run that went, and is so once more by the next one.
+    # What still waited was asked again by the run that went, and took that question along.
+    assert [each.value for each in now.interrupts] == ["called"]
     graph.invoke(None, of_run(thread, "three"))
     now = graph.state(config(thread))
     assert {each.value for each in now.interrupts} == {"called", "remembered"}
