@@ -7,7 +7,10 @@ it printed.
 
 from __future__ import annotations
 
+import ast
+import asyncio
 import contextlib
+import inspect
 import io
 import re
 import sys
@@ -71,7 +74,9 @@ def run(page: str, namespace: dict[str, object], uri: str, databases: dict[str, 
             sys.modules[module] = types.ModuleType(module)
             target = sys.modules[module].__dict__
         with contextlib.redirect_stdout(io.StringIO()) as output:
-            exec(compile(code, page, "exec"), target)
+            done = eval(compile(code, page, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT), target)
+            if inspect.iscoroutine(done):
+                asyncio.run(done)
         if module:
             namespace.update(target)
         printed = output.getvalue()
@@ -101,17 +106,24 @@ def close(namespace: dict[str, object]) -> None:
 def test_pieces_of_code_run(
     page: str, mongo_uri: str, databases: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The code of a how-to page runs, given the graph, the client and the URI it speaks of."""
+    """The code of a how-to page runs, given the graph, saver, client and URI that it speaks of."""
     monkeypatch.setenv("LANGGRAPH_AES_KEY", "sixteen letters.")
     builder = StateGraph(MessagesState)
     builder.add_node("answer", lambda state: {"messages": [("ai", "yes")]})
     builder.add_edge(START, "answer")
     client: MongoClient[dict[str, object]] = MongoClient(mongo_uri)
+    saver = MongoSaver(client[databases["app"]]["checkpoints"])
+    graph = builder.compile(checkpointer=saver)
+    config: RunnableConfig = {"configurable": {"thread_id": "alice"}}
+    graph.invoke({"messages": [("user", "hello")]}, config)
     namespace: dict[str, object] = {
         "__name__": "howto",
         "MongoSaver": MongoSaver,
         "builder": builder,
         "client": client,
+        "config": config,
+        "graph": graph,
+        "saver": saver,
         "uri": mongo_uri,
     }
     try:
