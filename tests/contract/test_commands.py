@@ -96,15 +96,25 @@ def test_put_after_a_read_does_not_read(ready: Face, thread: str) -> None:
     line.check()
 
 
-def test_second_put_of_a_checkpoint_goes_on_in_sequence(ready: Face, thread: str) -> None:
-    """A put that was stored before ends after a few commands, and leaves one checkpoint."""
+def test_second_put_of_a_checkpoint_is_one_command_more(ready: Face, thread: str) -> None:
+    """A checkpoint that is there already is replaced, after its insert has met it."""
+    line = Line(ready, thread)
+    line.put({"n": 0})
+    made, versions = checkpoint({"n": 1}, {"n": "2"}, checkpoint_id="~"), {"n": "2"}
+    ready.put(line.at(0), made, metadata(), versions)
+    sent = sent_by(ready, lambda: ready.put(line.at(0), made, metadata(), versions))
+    assert sent == [("insert", ""), ("update", "")]
+    assert [row.checkpoint["id"] for row in ready.list(config(thread))] == ["~", line.ids[0]]
+
+
+def test_second_put_of_large_values_goes_on_in_sequence(ready: Face, thread: str) -> None:
+    """Where blobs and checkpoint are there already a few commands find out, and one is left."""
     line = Line(ready, thread)
     line.put({"large": LARGE, "n": 0})
-    made = checkpoint({"large": LARGE + "1", "n": 1}, {"large": "2", "n": "2"}, checkpoint_id="~")
-    versions = {"large": "2", "n": "2"}
+    made = checkpoint({"large": LARGE[::-1]}, {"large": "2"}, checkpoint_id="~")
     for _ in range(2):
-        sent = names(ready, lambda: ready.put(line.at(0), made, metadata(), versions))
-    assert len(sent) <= 6
+        sent = names(ready, lambda: ready.put(line.at(0), made, metadata(), {"large": "2"}))
+    assert len(sent) <= 7
     assert [row.checkpoint["id"] for row in ready.list(config(thread))] == ["~", line.ids[0]]
     line.check()
 

@@ -786,3 +786,50 @@ def test_the_least_distance_of_dates_is_an_option_of_tests(ready: Face, thread: 
     [date] = expiries(ready, "", thread)
     assert date is not None
     assert timedelta(seconds=6) <= date - START <= timedelta(seconds=7)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_anything_may_break_off_and_be_removed(
+    ready: Face, thread: str, clock: Clock, seed: int
+) -> None:
+    """Savers take turns, break off, come late, begin anew; the monitor removes what it likes."""
+    rng = random.Random(seed)
+    savers = [clock.saver(ready, ttl=TTL, refresh_on_read=n == 2) for n in range(3)]
+    line = Line(ready, thread)
+    states: dict[str, dict[str, Any]] = {}
+    for step in range(70):
+        clock.later(timedelta(minutes=rng.choice([1, 10, 20, 40, 90, 400, 700, 900])))
+        for suffix in SUFFIXES:
+            for row in stored(ready, suffix, thread):
+                if row["expires_at"] <= clock.now and rng.random() < 0.5:
+                    ready.sibling(suffix).delete_one({"_id": row["_id"]})
+        face = line.face = rng.choice(savers)
+        found = face.get_tuple(config(thread))
+        if found is None:
+            line = Line(face, thread)
+        else:
+            own = found.config["configurable"]["checkpoint_id"]
+            assert found.checkpoint["channel_values"] == states[own]
+            line.ids, line.values = [own], dict(states[own])
+            line.versions = dict(found.checkpoint["channel_versions"])
+        left = rng.choice([0, 1, 2, 3, 4, 99, 99, 99])
+
+        def count(_: Any) -> None:
+            nonlocal left
+            left -= 1
+            if left < 0:
+                raise Interrupted
+
+        values = {"n": step, "chat": [f"{i} " * 900 for i in range(9 + step % 7)]}
+        own = f"{step:04}"
+        states[own] = {**line.values, **values}
+        try:
+            with between_operations(face, after=count):
+                at = line.put(values, checkpoint_id=own)
+                face.put_writes(at, [("x", step), ("__error__", step)], "task")
+        except Interrupted:
+            line = Line(face, thread)
+        assert_promise(ready, thread, clock.now)
+        for row in clock.saver(ready, ttl=TTL).list(config(thread)):
+            own = row.config["configurable"]["checkpoint_id"]
+            assert row.checkpoint["channel_values"] == states[own]

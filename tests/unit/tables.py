@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from typing import Any, Final
 
 import pytest
@@ -26,7 +26,7 @@ from pymongo.errors import AutoReconnect, BulkWriteError, DuplicateKeyError, Ope
 
 from mongosaver.cache import Shared
 from mongosaver.ops import Collections, Compute, Insert, Op, Plan, Together
-from mongosaver.plans.context import Context
+from mongosaver.plans.context import Context, Ttl
 from mongosaver.schema import Name
 
 NOW: Final = datetime(2026, 2, 3, 4, 5, 6, 789000, tzinfo=timezone.utc)
@@ -43,7 +43,11 @@ RUN: Final = Run()
 
 
 def context(
-    serde: SerializerProtocol | None = None, *, shared: Shared | None = None, now: datetime = NOW
+    serde: SerializerProtocol | None = None,
+    *,
+    shared: Shared | None = None,
+    now: datetime = NOW,
+    ttl: timedelta | None = None,
 ) -> Context:
     """Returns surroundings of one call: a saver that remembers nothing, unless it is given."""
     return Context(
@@ -51,6 +55,7 @@ def context(
         Shared() if shared is None else shared,
         now,
         lambda current, _: "1" if current is None else str(int(current) + 1),
+        None if ttl is None else Ttl(ttl),
     )
 
 

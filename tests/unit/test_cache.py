@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from datetime import timedelta
 
-from mongosaver.cache import Cache, Known, Move, Moves, Shared
+from mongosaver.cache import Cache, Shared
 from mongosaver.codec import Blob, Inline, Payload
 from mongosaver.identifiers import Address
-from tests.unit.tables import NOW
 
 
 def at(checkpoint_id: str, thread_id: str = "t", checkpoint_ns: str = "") -> Address:
@@ -67,24 +65,6 @@ def test_a_deleted_thread_is_forgotten_and_no_other() -> None:
     assert left == [at("1", "tt")]
 
 
-def test_an_expired_checkpoint_is_not_known() -> None:
-    """What has expired by now may be gone; without a time, or before it, the facts are there."""
-    cache = Cache()
-    cache.put(at("1"), facts("a"), NOW)
-    assert cache.known(at("1"), NOW) is None
-    for now in (None, NOW - timedelta(milliseconds=1)):
-        assert cache.known(at("1"), now) == Known(facts("a"), NOW)
-
-
-def test_a_checkpoint_whose_expiry_moves_keeps_its_facts() -> None:
-    """Only the date changes, and only of what is known."""
-    cache = Cache()
-    cache.put(at("1"), facts("a"), NOW)
-    cache.moved([at("1"), at("2")], None)
-    assert cache.known(at("1"), NOW) == Known(facts("a"), None)
-    assert cache.known(at("2")) is None
-
-
 def test_threads_without_blobs_are_told() -> None:
     """The last checkpoint of a thread and namespace decides, for as many as there is room."""
     cache = Cache(size=2)
@@ -94,17 +74,6 @@ def test_threads_without_blobs_are_told() -> None:
     cache.put(at("2", "3"), {"b": Blob("1", b"k", 9, None)})
     assert not cache.is_inline(at("1", "3"))
     assert not cache.is_inline(at("1", "2", "other"))
-
-
-def test_a_move_is_gone_on_with_by_one_at_a_time() -> None:
-    """Who takes a move has it until it is kept again; what was kept longest ago goes first."""
-    moves = Moves(size=2)
-    for name in "123":
-        moves.keep(name, Move(NOW, stage=int(name)))
-    assert moves.take("1") is None
-    assert moves.take("2") == Move(NOW, stage=2)
-    assert moves.take("2") is None
-    assert moves.take("3") == Move(NOW, stage=3)
 
 
 def test_threads_may_share_it() -> None:

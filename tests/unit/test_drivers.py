@@ -13,7 +13,16 @@ from typing import Any
 
 import pytest
 from pymongo import AsyncMongoClient, MongoClient, WriteConcern
+from pymongo.errors import (
+    AutoReconnect,
+    BulkWriteError,
+    DuplicateKeyError,
+    OperationFailure,
+    PyMongoError,
+    ServerSelectionTimeoutError,
+)
 
+from mongosaver import drivers
 from mongosaver.drivers import AsyncDriver, Driver
 from mongosaver.errors import ConfigurationError
 from mongosaver.ops import Compute, Plan
@@ -163,6 +172,27 @@ def test_heavy_work_leaves_the_event_loop_and_light_work_stays() -> None:
 
     asyncio.run(async_driver().run(plan()))
     assert threads[0] == threading.get_ident() != threads[1]
+
+
+TRANSIENT, UNKNOWN = "TransientTransactionError", "UnknownTransactionCommitResult"
+
+
+@pytest.mark.parametrize(
+    ("error", "transient", "unknown"),
+    [
+        (OperationFailure("conflict", 112, {"errorLabels": [TRANSIENT]}), True, False),
+        (OperationFailure("timed out", 50, {"errorLabels": [UNKNOWN]}), False, True),
+        (AutoReconnect("gone", {"errorLabels": [TRANSIENT, UNKNOWN]}), True, True),
+        (OperationFailure("quota", 8000, {}), False, False),
+        (DuplicateKeyError("there", 11000, {"errorLabels": [TRANSIENT, UNKNOWN]}), False, False),
+        (BulkWriteError({"writeErrors": [], "errorLabels": [TRANSIENT]}), False, False),
+        (ServerSelectionTimeoutError("x", {"errorLabels": [TRANSIENT, UNKNOWN]}), False, False),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_may_be_tried_again(error: PyMongoError, transient: bool, unknown: bool) -> None:
+    """Labels say it, but a duplicate never goes away, and for a server it was waited already."""
+    assert (drivers._is_transient(error), drivers._is_unknown(error)) == (transient, unknown)
 
 
 @pytest.mark.parametrize("make", [Driver, AsyncDriver])

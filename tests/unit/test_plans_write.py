@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from mongosaver.cache import Shared
 from mongosaver.codec import Blob
 from mongosaver.errors import FormatTooNew, IdentifierTypeError, IdentifierValueError
 from mongosaver.identifiers import Address
-from mongosaver.ops import Find, Insert, Plan, Replace, Together, Update, Updates
+from mongosaver.ops import Find, Insert, Plan, Replace, Together, Update, UpdateMany, Updates
 from mongosaver.plans import write
 from mongosaver.schema import (
     BLOB_KEY,
@@ -26,6 +27,7 @@ from mongosaver.schema import (
 from tests.contract.samples import config
 from tests.unit.stored import LONG, Thread, items, putting
 from tests.unit.tables import (
+    NOW,
     RUN,
     Row,
     attempt,
@@ -549,3 +551,67 @@ def test_writes_are_checked_and_serialized_before_the_plan_begins() -> None:
     mutable.append(2)
     (document,) = play(plan, ("insert writes", None)).documents(Name.WRITES)
     assert codec.load(context().serde, codec.Payload(document["type"], document["data"])) == [1]
+
+
+# --- with a ttl; how a thread's expiry is moved is for expiry's own tests
+
+DAY = timedelta(days=1)
+
+
+def test_what_is_written_has_a_date_and_blobs_a_later_one() -> None:
+    """A checkpoint expires after the ttl, and what it needs not before it."""
+    played = play(putting(context(ttl=DAY), "2", {"chat": LONG}), (BOTH, True))
+    (document,) = played.documents(Name.CHECKPOINTS)
+    assert document["expires_at"] >= NOW + DAY
+    for blob in played.documents(Name.BLOBS):
+        assert blob["expires_at"] > document["expires_at"]
+
+
+def test_a_blob_that_is_there_expires_no_sooner_than_its_new_checkpoint() -> None:
+    """Of what was in the way only the early ones are moved, before all are touched."""
+    played = play(
+        putting(context(ttl=DAY), "2", {"chat": LONG}),
+        (BOTH, False),
+        ("insert blobs", duplicate(OWN_BLOB)),
+        ("updatemany blobs", 1),
+        ("updatemany blobs", 2),
+        ("insert checkpoints", None),
+        ("find blobs", [{"key": b"1"}, {"key": b"2"}]),
+    )
+    date = played.documents(Name.BLOBS)[0]["expires_at"]
+    early, touch = played.ops[2:4]
+    assert isinstance(early, UpdateMany)
+    assert isinstance(touch, UpdateMany)
+    assert early.filter == {**touch.filter, "expires_at": {"$lt": date}}
+    assert early.update == {"$set": {"expires_at": date}}
+    assert touch.update == {"$set": {"touched_at": NOW}}
+
+
+@pytest.mark.parametrize("taken", [False, True])
+def test_an_ordinary_slot_that_is_taken_gets_the_later_date(taken: bool) -> None:
+    """The value stays, and so does a date that is later; an earlier one is moved."""
+    rows: list[Row] = [("insert writes", duplicate(OWN_WRITE) if taken else None)]
+    rows += [("updatemany writes", 1)] if taken else []
+    plan = write.put_writes(context(ttl=DAY), config("t", "n", "2"), [("a", 1)], "task", "")
+    played = play(plan, *rows)
+    (document,) = played.documents(Name.WRITES)
+    assert document["expires_at"] > NOW + DAY
+    for op in played.ops[1:]:
+        assert isinstance(op, UpdateMany)
+        assert op.filter == {
+            **{field: document[field] for field in (*CHECKPOINT_KEY, "task_id")},
+            "expires_at": {"$lt": document["expires_at"]},
+        }
+        assert op.update == {"$set": {"expires_at": document["expires_at"]}}
+
+
+def test_upserts_take_dates_along() -> None:
+    """A special slot gets the new date with its value, an ordinary one the later of two."""
+    plan = write.put_writes(context(ttl=DAY), config("t", "n", "2"), SPECIAL, "task", "")
+    (op,) = play(plan, ("update writes", None)).ops
+    assert isinstance(op, Updates)
+    by_idx = {update.filter["idx"]: update.update for update in op.updates}
+    date = by_idx[-3]["$set"]["expires_at"]
+    assert "expires_at" not in by_idx[-3].get("$unset", {})
+    assert by_idx[0]["$max"] == {"expires_at": date}
+    assert "expires_at" not in by_idx[0]["$setOnInsert"]
