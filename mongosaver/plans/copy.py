@@ -29,6 +29,7 @@ from pymongo.errors import BulkWriteError, DuplicateKeyError, OperationFailure
 from mongosaver import codec, identifiers
 from mongosaver.errors import ThreadExists
 from mongosaver.ops import Find, Insert, Merge, Plan
+from mongosaver.plans import expiry, filters
 from mongosaver.plans.context import Context
 from mongosaver.plans.write import is_own_duplicate
 from mongosaver.schema import BLOB_KEY, CHECKPOINT_KEY, WRITE_KEY, Document, Name
@@ -74,12 +75,14 @@ def copy_thread(ctx: Context, source_thread_id: object, target_thread_id: object
 def _copy_thread(ctx: Context, source: str, target: str) -> Plan[None]:
     order = (("checkpoint_ns", 1), ("checkpoint_id", -1))
     fields = {"format": 1, "thread_id": 1, "checkpoint_ns": 1, "checkpoint_id": 1}
-    newest = yield Find(Name.CHECKPOINTS, {"thread_id": source}, fields, order, 1)
+    # What has expired may have lost its values already; a fresh expiry must not revive it.
+    alive: Document = {"thread_id": source, **filters.alive(ctx.now)}
+    newest = yield Find(Name.CHECKPOINTS, alive, fields, order, 1)
     if not newest:
         return
     codec.check_format(newest[0], "checkpoints collection")
     yield from _check_target(source, target, newest[0])
-    rows = yield Find(Name.CHECKPOINTS, {"thread_id": source}, {"_id": 1})
+    rows = yield Find(Name.CHECKPOINTS, alive, {"_id": 1})
     oids = [row["_id"] for row in rows]
     by_server = not ctx.shared.read_by_finds
     for name, key, steps in _PARTS:
@@ -87,6 +90,7 @@ def _copy_thread(ctx: Context, source: str, target: str) -> Plan[None]:
         if name is Name.CHECKPOINTS:
             where["_id"] = {"$in": oids}
         own: Document = {"thread_id": target, "created_at": ctx.now}
+        own.update(expiry.fresh(ctx, ctx.ttl).stamp(name))
         if name is Name.CHECKPOINTS:
             own["copied_from"] = source
         if by_server:

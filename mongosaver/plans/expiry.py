@@ -175,7 +175,7 @@ def _slice(ctx: Context, ttl: Ttl, thread_id: str, move: Move) -> Plan[Move]:
         return move if len(rows) == SLICE else replace(move, stage=move.stage + 1)
     stage, first = move.stage, move.at == 0
     move, count = yield from _next_part(ttl, thread_id, move)
-    if first and move.stage == stage and count <= SLICE * move.at:
+    if first and move.stage == stage and 2 * count <= SLICE * move.at:
         move, _ = yield from _next_part(ttl, thread_id, replace(move, width=1 - move.at))
     return move
 
@@ -189,7 +189,8 @@ def _next_part(ttl: Ttl, thread_id: str, move: Move) -> Plan[tuple[Move, int]]:
     if end >= 1:
         return Move(move.until, move.stage + 1), count
     # Keys of blobs and ids of tasks are digests: a part of them is that part of the documents.
-    width = min(1 - end, move.width * SLICE / max(count, 1))
+    # A few of them tell little of the rest, so the next part does not grow by more than that.
+    width = min(1 - end, move.width * min(SLICE / max(count, 1), 4))
     return replace(move, at=end, width=width), count
 
 

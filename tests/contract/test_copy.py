@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from tests.faces import Face
 
 OLD = datetime(2020, 1, 1, tzinfo=timezone.utc)
+LATE = datetime(2500, 1, 1, tzinfo=timezone.utc)
 
 
 @pytest.fixture(params=["server", "pages"], autouse=True)
@@ -96,7 +97,8 @@ def test_documents_of_a_copy(mongo_face: Face, thread: str) -> None:
     """They say where they come from, are new, and belong to no run; metadata stay complete."""
     fill(mongo_face, thread)
     for suffix in ("", ".writes", ".blobs"):
-        mongo_face.sibling(suffix).update_many({}, {"$set": {"created_at": OLD, "expires_at": OLD}})
+        dates = {"created_at": OLD, "expires_at": LATE}
+        mongo_face.sibling(suffix).update_many({}, {"$set": dates})
     start = datetime.now(timezone.utc).replace(microsecond=0)
     copy(mongo_face, thread, "copy")
     for suffix in ("", ".writes", ".blobs"):
