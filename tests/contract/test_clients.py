@@ -200,7 +200,8 @@ def test_client_codec_options_do_not_matter(
 def test_works_without_retried_writes(mongo_face: Face, thread: str, options: str) -> None:
     """Nothing needs `retryWrites`, and a client's setting stays what it is."""
     uri = mongo_face.stage.uri
-    client = mongo_face.client(uri + ("&" if "?" in uri else "/?") + options)
+    separator = "&" if "?" in uri else "?" if uri.endswith("/") else "/?"
+    client = mongo_face.client(uri + separator + options)
     try:
         collection = client[mongo_face.stage.database][mongo_face.collection.name]
         mongo_face.saver = mongo_face.saver_type(collection)
