@@ -29,7 +29,7 @@ import pytest
 
 from mongosaver import IncompleteCheckpoint
 from mongosaver.ops import Aggregate, Compute, Count, Delete, Find, Op, Plan
-from mongosaver.plans import delete, read, write
+from mongosaver.plans import delete, prune, read, write
 from mongosaver.plans.context import Context
 from tests.contract.samples import checkpoint, config, id_of, metadata
 from tests.faces import ON_MONGODB, read_by_finds
@@ -59,7 +59,10 @@ class Removal:
     empties: bool = True
 
 
-REMOVALS = [Removal("delete_thread", delete.delete_thread)]
+REMOVALS = [
+    Removal("delete_thread", delete.delete_thread),
+    Removal("prune", lambda ctx, thread: prune.prune(ctx, [thread], strategy="delete")),
+]
 
 removals = pytest.mark.parametrize("removal", REMOVALS, ids=lambda removal: removal.name)
 
