@@ -234,8 +234,7 @@ def _chosen(there: Iterable[Node], rule: _Rule) -> dict[Key, Node]:
 
 def _kept(ctx: Context, thread_id: str, nodes: Nodes, chosen: Mapping[Key, Node]) -> Plan[set[Key]]:
     """The chosen checkpoints, and those of their ancestors that remain checkpoints."""
-    starts = [node for node in chosen.values() if node.parent_key not in chosen]
-    needed = yield from needs(ctx, thread_id, nodes, starts)
+    needed = yield from needs(ctx, thread_id, nodes, nodes.keys() - chosen.keys())
     whole = yield from _whole(ctx, thread_id, nodes, chosen, needed)
     kept = {*chosen, *whole}
     newest: dict[str, Node] = {}

@@ -217,26 +217,39 @@ class _Delta:
 
 
 def needs(
-    ctx: Context, thread_id: str, nodes: Nodes, starts: Sequence[Node]
+    ctx: Context,
+    thread_id: str,
+    nodes: Nodes,
+    gone: Collection[Key],
+    writers: Collection[Key] = (),
 ) -> Plan[dict[Key, set[str]]]:
-    """What checkpoints need of their ancestors.
+    """What the checkpoints that remain need of those that go.
+
+    The children of what goes are looked at. What they need, their descendants need of nothing
+    else; unless a descendant was the first of its line to write a channel that another branch has
+    written further up (see `_beyond`).
 
     Args:
         ctx: The call's surroundings.
         thread_id: The thread.
         nodes: Its checkpoints.
-        starts: The checkpoints that must remain as they are.
+        gone: Those that go; all others must remain as they are.
+        writers: Those that lose writes.
 
     Returns:
         By ancestor, the channels whose writes are needed; of the last one for a channel also the
         value that it has stored.
     """
+    losing = {*gone, *writers}
+    starts = [node for node in nodes.values() if node.key not in gone and node.parent_key in losing]
     starts = [start for start in starts if start.parent_key in nodes]
     found: dict[Key, set[str]] = {}
     for key in (yield from _senders(thread_id, [start for start in starts if start.early])):
         found[key] = {codec.TASKS}
     channels = yield from rebuilt(ctx, thread_id, nodes, starts)
-    for start in starts:
+    others = yield from _beyond(thread_id, nodes, losing, gone, channels)
+    channels |= yield from rebuilt(ctx, thread_id, nodes, others)
+    for start in (*starts, *others):
         missing = set(channels[start.key])
         key_: Key | None = start.parent_key
         while missing and key_ is not None and key_ in nodes:
@@ -247,6 +260,67 @@ def needs(
             missing -= nodes[key_].stored
             key_ = nodes[key_].parent_key
     return found
+
+
+def _beyond(
+    thread_id: str,
+    nodes: Nodes,
+    losing: Collection[Key],
+    gone: Collection[Key],
+    known: Mapping[Key, Collection[str]],
+) -> Plan[list[Node]]:
+    """Further checkpoints that may be rebuilt from what goes, because a channel is still open.
+
+    A channel is open from a checkpoint that goes, and has a write or a blob of it, down to where a
+    value is stored or a checkpoint is `known` to need it.
+    """
+    order = list(_downwards(nodes))
+    below: dict[Key, Node] = {}
+    for node in order:
+        is_below = node.parent_key in known or node.parent_key in below
+        if is_below and node.key not in gone and node.key not in known:
+            below[node.key] = node
+    above: set[Key | None] = set()
+    for node in reversed(order):
+        if node.key in below or node.key in above:
+            above.add(node.parent_key)
+    if not below:
+        return []
+    sources = yield from _sources(thread_id, nodes, [key for key in losing if key in above])
+    opened: dict[Key | None, set[str]] = {}
+    nothing: set[str] = set()
+    for node in order:
+        before = opened.get(node.parent_key, nothing)
+        if node.parent_key in sources:
+            before = before | sources[node.parent_key]
+        opened[node.key] = before - node.stored - set(known.get(node.key, ())) if before else before
+    return [node for node in below.values() if opened[node.key]]
+
+
+def _downwards(nodes: Nodes) -> Iterator[Node]:
+    """Each checkpoint after its parent; once each, however they are linked."""
+    done: set[Key] = set()
+    for node in nodes.values():
+        line: list[Node] = []
+        key: Key | None = node.key
+        while key is not None and key in nodes and key not in done:
+            done.add(key)
+            line.append(nodes[key])
+            key = nodes[key].parent_key
+        yield from reversed(line)
+
+
+def _sources(thread_id: str, nodes: Nodes, keys: Iterable[Key]) -> Plan[dict[Key, set[str]]]:
+    """Channels of which checkpoints have writes, or blobs that may be snapshots."""
+    sources = {
+        key: {channel for channel, _, snapshot in nodes[key].blobs if snapshot is not False}
+        for key in keys
+    }
+    fields = {"_id": 0, "checkpoint_ns": 1, "checkpoint_id": 1, "channel": 1}
+    for where in _commands(thread_id, _by_namespace(sources), "checkpoint_id"):
+        for row in (yield Find(Name.WRITES, {**where, "idx": {"$gte": 0}}, fields)):
+            sources[row["checkpoint_ns"], row["checkpoint_id"]].add(row["channel"])
+    return sources
 
 
 def _senders(thread_id: str, early: Sequence[Node]) -> Plan[set[Key]]:
@@ -439,12 +513,7 @@ def sweep(
         ctx.shared.cache.forget_threads([thread_id])
     nodes = yield from scan(thread_id)
     gone = {key for key, node in nodes.items() if node.deleted_at or key in doomed}
-    starts = [
-        node
-        for node in nodes.values()
-        if node.key not in gone and (node.parent_key in gone or node.parent_key in writers)
-    ]
-    needed = yield from needs(ctx, thread_id, nodes, starts)
+    needed = yield from needs(ctx, thread_id, nodes, gone, writers)
     freed = [nodes[key] for key in nodes if key in gone and key not in needed]
     kept = [nodes[key] for key in nodes if key not in gone or key in needed]
     bases = [node for node in kept if node.key in gone]

@@ -206,6 +206,28 @@ def test_parallel_branches_resumed_by_two_runs(mongo_face: Face, thread: str) ->
     assert pending(mongo_face, thread) == {("", first): []}
 
 
+@pytest.mark.parametrize("how", ["run", "prune"])
+def test_branch_keeps_what_it_learned_of_late(mongo_face: Face, thread: str, how: str) -> None:
+    """A descendant may need writes of an ancestor that its own parent has never known of."""
+    tree = Tree(mongo_face, thread)
+    shared = tree.put(run="a")
+    older = tree.put(on=shared, run="b")
+    tree.put(on=shared, wrote={"d": "other branch"}, run="a")
+    inner = tree.put(on=older, run="b")
+    late = tree.put(on=inner, wrote={"d": "own"}, run="b")
+    tree.put({"own": LARGE}, on=late, run="b")
+    before = states(mongo_face, thread)
+    assert before["", late]["d"] == ["other branch", "own"]
+    if how == "run":
+        delete(mongo_face, "a")
+    else:
+        mongo_face.call("prune", [thread], keep_last=3)
+    after = states(mongo_face.another(), thread)
+    assert after == {key: before[key] for key in after}
+    assert ("", late) in after
+    assert_exact(mongo_face, thread)
+
+
 @settings(
     max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )

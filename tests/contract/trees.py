@@ -48,7 +48,6 @@ class Tree:
         self.ids: list[str] = []
         self.branches: dict[str | None, Branch] = {None: Branch({}, {}, {})}
         self.written: dict[tuple[str, str], int] = {}
-        self.children: dict[str | None, list[Branch]] = {}
 
     def put(
         self,
@@ -80,12 +79,7 @@ class Tree:
             at["configurable"]["run_id"] = run
             at["metadata"] = {"run_id": run}
         forced = {c for c in self.delta if parent and (parent, c) in self.written}
-        # A graph that goes on from a checkpoint again leaves alone what a branch never knew of.
-        wrote = {
-            channel: value
-            for channel, value in (wrote or {}).items()
-            if parent and all(channel in child.versions for child in self.children.get(parent, ()))
-        }
+        wrote = dict(wrote or {}) if parent else {}
         for channel, value in wrote.items():
             self.face.put_writes(at, [(channel, value)], f"task {n}", f"path {n}")
             self.written[cast("str", parent), channel] = n
@@ -113,7 +107,6 @@ class Tree:
         self.face.put(at, made, cast("CheckpointMetadata", metadata), new)
         self.ids.append(made["id"])
         self.branches[made["id"]] = Branch(versions, kept, counters)
-        self.children.setdefault(parent, []).append(self.branches[made["id"]])
         return made["id"]
 
     def at(self, checkpoint_id: str | None = None) -> RunnableConfig:
