@@ -877,7 +877,7 @@ def decode(
         )
         loaded["channel_versions"] = versions
     at = address_of(document)
-    parent = document["parent_checkpoint_id"]
+    parent = None if document.get("parent_hidden") else document["parent_checkpoint_id"]
     row = CheckpointTuple(
         config=config_of(at),
         checkpoint=cast("Checkpoint", {**loaded, "channel_values": values}),

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from typing import Final
 
 from langchain_core.runnables import RunnableConfig
@@ -32,7 +33,7 @@ from mongosaver.plans import filters
 from mongosaver.plans.context import Context
 from mongosaver.plans.read import REFUSALS
 from mongosaver.plans.runs import several
-from mongosaver.schema import MAX_AGGREGATE, OFF_LOOP, Document, Name
+from mongosaver.schema import LEAST_QUANTUM, MAX_AGGREGATE, OFF_LOOP, Document, Name
 
 ANCESTORS: Final = 1000
 """Checkpoints of one page, besides the one that the history is for."""
@@ -131,14 +132,29 @@ def _target(
         known.update((row["checkpoint_id"], row) for row in rows)
         if at.checkpoint_id is not None:
             found = known.get(at.checkpoint_id)
-            return found if found and not found.get("deleted_at") else None
+            return found if found and _is_there(found, ctx.now - _grace(ctx)) else None
         for row in rows:
-            if not row.get("deleted_at"):
+            if _is_there(row, ctx.now):
                 target: Document = row
                 return target
         if len(rows) <= ANCESTORS:
             return None
         condition = {"$lt": rows[-1]["checkpoint_id"]}
+
+
+def _is_there(row: Document, now: datetime) -> bool:
+    """Whether readers see the checkpoint: it is not being removed and has not expired."""
+    expires_at = row.get("expires_at")
+    return not row.get("deleted_at") and (expires_at is None or expires_at > now)
+
+
+def _grace(ctx: Context) -> timedelta:
+    """How long a checkpoint that somebody has just read still has its history.
+
+    What it is rebuilt from expires later than itself, so that nobody who read it at the last moment
+    gets it without that.
+    """
+    return min(ctx.ttl.quantum if ctx.ttl else LEAST_QUANTUM, LEAST_QUANTUM) / 2
 
 
 def _page(
@@ -149,7 +165,15 @@ def _page(
     if condition:
         where["checkpoint_id"] = condition
     fields = dict.fromkeys(
-        ("format", "thread_id", "checkpoint_id", "parent_checkpoint_id", "deleted_at"), 1
+        (
+            "format",
+            "thread_id",
+            "checkpoint_id",
+            "parent_checkpoint_id",
+            "deleted_at",
+            "expires_at",
+        ),
+        1,
     )
     rows: list[Document] | None = None
     if not ctx.shared.read_by_finds:

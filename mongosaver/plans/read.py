@@ -262,14 +262,17 @@ def _changed_meanwhile(document: Document, hole: Hole) -> Plan[bool]:
     rows = yield Find(
         Name.CHECKPOINTS,
         {"thread_id": at.thread_id, "checkpoint_ns": at.checkpoint_ns},
-        {"_id": 0, "checkpoint_id": 1, "parent_checkpoint_id": 1},
+        dict.fromkeys(("checkpoint_id", "parent_checkpoint_id", "parent_hidden", "deleted_at"), 1),
     )
-    parents = {row["checkpoint_id"]: row.get("parent_checkpoint_id") for row in rows}
-    ancestor = document["parent_checkpoint_id"]
+    there = {row["checkpoint_id"]: row for row in rows}
+    child, ancestor = document, document["parent_checkpoint_id"]
     seen = {at.checkpoint_id}
-    while ancestor in parents and ancestor not in seen:
+    while ancestor in there and ancestor not in seen:
+        if there[ancestor].get("deleted_at") and not child.get("parent_hidden"):
+            break  # it is being removed at this moment
         seen.add(ancestor)
-        ancestor = parents[ancestor]
+        child = there[ancestor]
+        ancestor = child.get("parent_checkpoint_id")
     if ancestor and ancestor not in seen:
         logger.warning(
             "checkpoint %r of thread %r is skipped: its ancestor %r and values were deleted while"

@@ -11,6 +11,7 @@ What stays
 - The ancestors from which a remaining checkpoint rebuilds a `DeltaChannel`, back to the nearest
   stored value, and their writes of that channel. They keep their mark: no reader lists them, only
   the channel's history passes through them, and a later sweep looks again whether they are needed.
+  Their children say so (`parent_hidden`), since no reader could follow such a parent.
 - A blob that somebody else found already stored, a short time ago (`touched_at`): it may be about
   to be named by a checkpoint that is not there yet. Keys are addresses of contents, so this is how
   a put can need what is being freed. The marked checkpoints that name it stay too, for the next
@@ -79,6 +80,7 @@ class Node:
             where the blob itself tells.
         counts: Whether its metadata may hold counters of DeltaChannels.
         early: Whether it looks for sends among its parent's writes.
+        parent_hidden: Whether readers are told that it has no parent.
     """
 
     oid: Any
@@ -91,6 +93,7 @@ class Node:
     blobs: tuple[_Named, ...]
     counts: bool
     early: bool
+    parent_hidden: bool
 
     @property
     def key(self) -> Key:
@@ -139,6 +142,7 @@ _OUTLINE: Final = {
     "created_at": 1,
     "deleted_at": 1,
     "v": 1,
+    "parent_hidden": 1,
     "search_rest": 1,
     "inline.c": 1,
     "blobs.c": 1,
@@ -171,6 +175,7 @@ def scan(thread_id: str) -> Plan[dict[Key, Node]]:
                 tuple(values.setdefault(blob, blob) for blob in blobs),
                 not {COUNTERS, "*"}.isdisjoint(row.get("search_rest", ())),
                 codec.is_early(row.get("v")),
+                bool(row.get("parent_hidden")),
             )
             nodes[node.key] = node
         if len(rows) < BATCH:
@@ -519,6 +524,7 @@ def sweep(
     bases = [node for node in kept if node.key in gone]
     if not dry_run:
         yield from _unlink(thread_id, kept, {node.key for node in freed})
+        yield from _hide_parents(thread_id, kept, {node.key for node in bases})
     writes = yield from _writes(thread_id, freed, bases, needed, runs, writers, dry_run=dry_run)
     blobs, stuck = yield from _blobs(ctx, thread_id, freed, kept, dry_run=dry_run)
     removed = len(freed)
@@ -540,6 +546,17 @@ def _unlink(thread_id: str, kept: Iterable[Node], freed: Collection[Key]) -> Pla
             Name.CHECKPOINTS,
             {"thread_id": thread_id, "_id": {"$in": oids}},
             {"$set": {"parent_checkpoint_id": None}},
+        )
+
+
+def _hide_parents(thread_id: str, kept: Iterable[Node], hidden: Collection[Key]) -> Plan[None]:
+    """A checkpoint whose parent stays out of sight has no parent either, as far as readers go."""
+    some = [node for node in kept if node.parent_key in hidden and not node.parent_hidden]
+    for oids in _batches([node.oid for node in some], BATCH):
+        yield UpdateMany(
+            Name.CHECKPOINTS,
+            {"thread_id": thread_id, "_id": {"$in": oids}},
+            {"$set": {"parent_hidden": True}},
         )
 
 

@@ -206,6 +206,28 @@ def test_parallel_branches_resumed_by_two_runs(mongo_face: Face, thread: str) ->
     assert pending(mongo_face, thread) == {("", first): []}
 
 
+def test_hidden_ancestor_is_nobodys_parent(mongo_face: Face, thread: str) -> None:
+    """Where a parent stays only for its child's DeltaChannel, the child has none to follow."""
+    tree = Tree(mongo_face, thread)
+    for n in range(4):
+        tree.put(wrote={"d": n}, run="abcd"[n])
+    before = states(mongo_face, thread)
+    for gone, left in (("b", ["0003", "0002", "0000"]), ("c", ["0003", "0000"])):
+        delete(mongo_face, gone)
+        rows = mongo_face.another().list(config(thread))
+        assert ids(rows) == left
+        parents = [row.parent_config and id_of(row.parent_config) for row in rows]
+        assert set(filter(None, parents)) <= set(left)
+        for row in rows:
+            alone = mongo_face.another().get_tuple(row.config)
+            assert alone is not None
+            assert alone.parent_config == row.parent_config
+    assert parents == [None, None]
+    after = states(mongo_face, thread)
+    assert after == {key: before[key] for key in after}
+    assert len(mongo_face.graph(delta_graph()).history(config(thread))) == 2
+
+
 @pytest.mark.parametrize("how", ["run", "prune"])
 def test_branch_keeps_what_it_learned_of_late(mongo_face: Face, thread: str, how: str) -> None:
     """A descendant may need writes of an ancestor that its own parent has never known of."""

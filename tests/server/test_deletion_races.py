@@ -23,14 +23,17 @@ import random
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from mongosaver import IncompleteCheckpoint
 from mongosaver.ops import Aggregate, Compute, Count, Delete, Find, Op, Plan
-from mongosaver.plans import delete, prune, read, write
+from mongosaver.plans import delete, prune, read, runs, write
 from mongosaver.plans.context import Context
+from mongosaver.schema import Name
+from tests.contract.clocks import Clock
 from tests.contract.samples import checkpoint, config, id_of, metadata
 from tests.faces import ON_MONGODB, read_by_finds
 
@@ -63,6 +66,7 @@ REMOVALS = [
     Removal("delete_thread", delete.delete_thread),
     Removal("prune", lambda ctx, thread: prune.prune(ctx, [thread], strategy="delete")),
 ]
+ROLLBACK = Removal("rollback", lambda ctx, thread: runs.delete_for_runs(ctx, [run_of(thread)]))
 
 removals = pytest.mark.parametrize("removal", REMOVALS, ids=lambda removal: removal.name)
 
@@ -92,6 +96,11 @@ class Put:
         how = "transaction" if self.in_transaction else "sequence"
         what = "" if self.adds > 10_000 else "-small"
         return f"{where}-{'warm' if self.warm else 'cold'}-{how}{what}"
+
+
+def run_of(thread_id: str) -> str:
+    """The run that puts all of a thread."""
+    return f"run of {thread_id}"
 
 
 def big(seed: int, size: int = 20_000) -> str:
@@ -136,6 +145,7 @@ class Thread:
         if not put.ns:
             self.order.append(made["id"])
         at = config(self.id, put.ns, parent)
+        at["metadata"] = {"run_id": run_of(self.id)}
         return at, made, {channel: versions[channel] for channel in changed}
 
     def put(self, put: Put) -> RunnableConfig:
@@ -143,9 +153,9 @@ class Thread:
         at, made, new = self.next(put)
         return self.face.put(at, made, metadata(), new)
 
-    def putting(self, put: Put) -> Stepped:
-        """Returns the same as a plan that has not begun."""
-        face = self.face if put.warm else self.face.another()
+    def putting(self, put: Put, cold: Callable[[], Face] | None = None) -> Stepped:
+        """Returns the same as a plan that has not begun; `cold` makes savers that know nothing."""
+        face = self.face if put.warm else (cold or self.face.another)()
         face.saver._driver.bound.refuses_transactions = not put.in_transaction  # type: ignore[attr-defined]
         at, made, new = self.next(put)
         return Stepped(face, write.put(surroundings(face), at, made, metadata(), new))
@@ -358,6 +368,7 @@ def begun(face: Face) -> Thread:
     thread.put(Put(warm=True, in_transaction=True, parent=None))
     for _ in range(2):
         at = thread.put(Put(warm=True, in_transaction=True))
+    at["metadata"] = {"run_id": run_of(thread.id)}
     face.put_writes(at, [("messages", big(9)), ("step", 9)], "task")
     return thread
 
@@ -441,6 +452,62 @@ def test_first_checkpoint_and_removal_in_every_order(
     assert explore(play) > 1
 
 
+@pytest.mark.parametrize("put", [ON_A_PARENT[0], ON_A_PARENT[1]], ids=str)
+def test_put_and_rollback_in_every_order(make: Callable[..., Face], put: Put) -> None:
+    """A late checkpoint of a run that is rolled back is full, or skipped, and goes with the next
+    call; rolling back looks more often than the others, so it does so beside two puts only.
+    """
+    face = make("sync")
+    by_aggregate, by_finds = readers(face)
+
+    def play(choices: Choices) -> None:
+        thread = begun(face)
+        plans = [thread.putting(put), removing(face, ROLLBACK, thread)]
+        interleave(plans, choices, lambda: glance(thread, by_aggregate, by_finds))
+        look(thread, by_finds)
+        removing(face, ROLLBACK, thread).finish()
+        assert counts(face, thread.id)[:2] == [0, 0]
+        glance(thread, by_aggregate, by_finds)
+
+    assert explore(play) > 10
+
+
+@pytest.mark.parametrize("put", ON_A_PARENT, ids=str)
+def test_put_and_expiry_in_every_order(make: Callable[..., Face], put: Put) -> None:
+    """A thread that expires while it is put to lives on whole, or a reader finds none of it.
+
+    The put begins a minute before the thread expires, and the monitor comes a minute after: it
+    removes what has expired by then, in an order that is the worst one for readers.
+    """
+    clock = Clock(datetime.now(timezone.utc))
+    plain = make("sync")
+    face = clock.saver(plain, ttl=timedelta(hours=10))
+    read_by = [clock.saver(plain), clock.saver(plain)]
+    read_by_finds(read_by[1].saver)
+
+    def monitor() -> Plan[None]:
+        for name in (Name.BLOBS, Name.WRITES, Name.CHECKPOINTS):
+            yield Delete(name, {"expires_at": {"$lte": clock.now}})
+
+    def play(choices: Choices) -> None:
+        clock.now = datetime.now(timezone.utc)
+        thread = begun(face)
+        [expiry] = face.collection.distinct("expires_at", {"thread_id": thread.id})
+        clock.now = expiry.replace(tzinfo=timezone.utc) - timedelta(minutes=1)
+        if put.warm:
+            assert face.get_tuple(config(thread.id)) is not None
+        putting = thread.putting(put, lambda: clock.saver(plain, ttl=timedelta(hours=10)))
+        clock.later(timedelta(minutes=2))
+        plans = [putting, Stepped(plain, monitor())]
+        interleave(plans, choices, lambda: glance(thread, *read_by))
+        look(thread, read_by[1])
+        thread.put(Put(warm=True, in_transaction=put.in_transaction))
+        assert look(thread, read_by[0])[-1:] == thread.order[-1:]
+        face.delete_thread(thread.id)
+
+    assert explore(play) > 1
+
+
 @removals
 @pytest.mark.parametrize("name", ["async", "motor"])
 def test_put_and_removal_in_every_order_awaited(
@@ -469,6 +536,7 @@ def test_writes_and_removal_in_every_order(make: Callable[..., Face], removal: R
     def play(choices: Choices) -> None:
         thread = begun(face)
         at = config(thread.id, "", thread.order[-1])
+        at["metadata"] = {"run_id": run_of(thread.id)}
         writes = write.put_writes(surroundings(face), at, [("step", 1), ("m", big(1))], "t2", "")
         interleave(
             [Stepped(face, writes), removing(face, removal, thread)],
