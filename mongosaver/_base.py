@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
+import socket
+import uuid
 from datetime import datetime, timedelta, timezone
 from importlib.metadata import version
 from typing import Any
@@ -13,6 +16,7 @@ from pymongo.driver_info import DriverInfo
 
 from mongosaver.cache import Shared
 from mongosaver.errors import CollectionTypeError, ConfigurationError
+from mongosaver.migrations import Runner
 from mongosaver.plans.context import Context, Ttl, duration
 
 DB_NAME = "langgraph"
@@ -56,6 +60,18 @@ class BaseSaver(BaseCheckpointSaver[str]):
         else:
             counter = int(current)
         return f"{counter + 1:032}.{random.random():016}"  # noqa: S311 - no secret
+
+
+def runner(collection: Any) -> Runner:
+    """This process, as one that may migrate a collection and its siblings."""
+    return Runner(
+        uuid.uuid4().hex,
+        socket.gethostname(),
+        os.getpid(),
+        version("mongosaver"),
+        collection.database.name,
+        collection.name,
+    )
 
 
 def open_options() -> dict[str, Any]:

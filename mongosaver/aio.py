@@ -20,7 +20,7 @@ from collections.abc import (
 from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakKeyDictionary
 
 from langchain_core.runnables import RunnableConfig
@@ -35,9 +35,17 @@ from langgraph.checkpoint.serde.base import SerializerProtocol
 from pymongo import AsyncMongoClient
 from pymongo.asynchronous.collection import AsyncCollection
 
-from mongosaver._base import COLLECTION_NAME, DB_NAME, BaseSaver, open_options, wrong_collection
+from mongosaver._base import (
+    COLLECTION_NAME,
+    DB_NAME,
+    BaseSaver,
+    open_options,
+    runner,
+    wrong_collection,
+)
 from mongosaver.drivers import AsyncDriver
 from mongosaver.errors import EventLoopError
+from mongosaver.migrations import first_use
 from mongosaver.ops import Plan
 from mongosaver.plans import (
     copy,
@@ -48,7 +56,6 @@ from mongosaver.plans import (
     prune,
     read,
     runs,
-    setup,
     threads,
     write,
 )
@@ -69,38 +76,26 @@ def _is_motor(collection: object) -> bool:
     return motor is not None and isinstance(collection, motor.AsyncIOMotorCollection)
 
 
-AT_ONCE: Final = 32
-"""Plans that one saver runs at once on an event loop. A burst of a hundred graphs would otherwise
-open a hundred connections, and all their replies would be worked off in one turn of the loop."""
-
-
-class _OnLoop:
-    """What a saver needs of its own on each event loop: a lock for its first setup, and turns."""
-
-    def __init__(self) -> None:
-        self.setup = asyncio.Lock()
-        self.turns = asyncio.Semaphore(AT_ONCE)
-
-
 class _Loops:
-    """Which event loop a saver is used on, and what it has there."""
+    """Which event loop a saver is used on, and the lock for its first setup there."""
 
     def __init__(self) -> None:
         self.used: asyncio.AbstractEventLoop | None = None
-        self._known: WeakKeyDictionary[asyncio.AbstractEventLoop, _OnLoop] = WeakKeyDictionary()
+        self._setup: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock]
+        self._setup = WeakKeyDictionary()
 
-    def enter(self) -> _OnLoop:
+    def enter(self) -> asyncio.Lock:
         self.used = asyncio.get_running_loop()
-        if self.used not in self._known:
-            self._known[self.used] = _OnLoop()
-        return self._known[self.used]
+        if self.used not in self._setup:
+            self._setup[self.used] = asyncio.Lock()
+        return self._setup[self.used]
 
 
 class AsyncMongoSaver(BaseSaver):
     """Stores LangGraph checkpoints in MongoDB, through PyMongo's async API or Motor.
 
-    Three collections are used: the one given, and its siblings `<name>.writes` and
-    `<name>.blobs`. Threads may be used by any number of savers and processes at once.
+    The collection given is used, and its siblings `<name>.writes`, `<name>.blobs` and
+    `<name>.migrations`. Threads may be used by any number of savers and processes at once.
 
     The methods without an `a` work from other threads than the event loop's own; called on the
     loop they raise at once, because they would wait for the loop that they block.
@@ -110,8 +105,8 @@ class AsyncMongoSaver(BaseSaver):
             (Motor's maintainers recommend the former). Its client stays the caller's: it is
             never closed here.
         serde: Serializer of state, writes and metadata; LangGraph's own by default.
-        auto_setup: Whether the first write makes the indexes (see `setup`). Turn it off where the
-            user of the database may not make any, and let somebody else call `setup`.
+        auto_setup: Whether the first write applies pending migrations (see `setup`). Where it is
+            off, that is somebody else's work, and the first write only looks whether it was done.
         ttl: How long a thread is kept after its last save, as a `timedelta` or in seconds; for
             ever by default. MongoDB removes it one to three tenths of the ttl later (at least 10
             minutes each). Give all savers of a collection the same, and see `apply_ttl`.
@@ -150,6 +145,7 @@ class AsyncMongoSaver(BaseSaver):
         super().__init__(
             serde=serde, auto_setup=auto_setup, ttl=ttl, refresh_on_read=refresh_on_read
         )
+        self._collection = collection
         self._driver = AsyncDriver(collection)
         self._loops = _Loops()
 
@@ -194,17 +190,20 @@ class AsyncMongoSaver(BaseSaver):
     # --- awaiting
 
     async def setup(self) -> None:
-        """Make the indexes that are missing. Safe to repeat, and from many processes at once.
+        """Apply pending migrations: collections and indexes. Safe to repeat, and from many at once.
 
-        Needs the privileges to list collections and to create indexes (role `readWrite`). Without
-        a call the first write does it, unless `auto_setup` is off.
+        Needs the role `readWrite`, or less: see "Deploy with least privilege". Without a call the
+        first write does it, unless `auto_setup` is off. On a large collection use the command
+        `mongosaver migrate` beforehand, which shows how far it is.
 
         Raises:
             CollationRefused: A collection has a default collation.
             ForeignDocument: The collection holds documents that mongosaver did not write.
+            MigrationLocked: Another process has been at it for more than a minute.
+            SchemaTooNew: A newer mongosaver has changed the schema in a way that this one breaks.
             SetupRefused: The server refuses; the message says why and what helps.
         """
-        await self._run(setup.setup(self._context()))
+        await self._run(self._first_use(auto=True))
 
     asetup = setup
 
@@ -295,7 +294,7 @@ class AsyncMongoSaver(BaseSaver):
 
     async def adelete_thread(self, thread_id: str) -> None:
         """Remove everything of one thread, in all namespaces. An unknown thread is no error."""
-        await self._run(delete.delete_thread(self._context(), thread_id))
+        await self._write(delete.delete_thread(self._context(), thread_id))
 
     async def adelete_for_runs(self, run_ids: Sequence[str]) -> None:
         """Remove the checkpoints and writes of runs, in any thread. Unknown runs are no error.
@@ -306,7 +305,7 @@ class AsyncMongoSaver(BaseSaver):
         Raises:
             TypeError: It is one string instead of several, or an id is no text.
         """
-        await self._run(runs.delete_for_runs(self._context(), run_ids))
+        await self._write(runs.delete_for_runs(self._context(), run_ids))
 
     async def acopy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
         """Copy everything of one thread to a new one, on the server; no such source is no error.
@@ -329,17 +328,16 @@ class AsyncMongoSaver(BaseSaver):
         dry_run: bool = False,
     ) -> Pruned:
         """Remove old checkpoints of threads; see `mongosaver.plans.prune.prune`."""
-        return await self._run(
-            prune.prune(
-                self._context(),
-                thread_ids,
-                strategy=strategy,
-                keep_last=keep_last,
-                older_than=older_than,
-                skip_interrupted=skip_interrupted,
-                dry_run=dry_run,
-            )
+        plan = prune.prune(
+            self._context(),
+            thread_ids,
+            strategy=strategy,
+            keep_last=keep_last,
+            older_than=older_than,
+            skip_interrupted=skip_interrupted,
+            dry_run=dry_run,
         )
+        return await (self._run(plan) if dry_run else self._write(plan))
 
     async def aget_delta_channel_history(
         self, *, config: RunnableConfig, channels: Sequence[str]
@@ -444,20 +442,24 @@ class AsyncMongoSaver(BaseSaver):
             after=after,
         )
         while not walk.progress.done:
-            walk = await self._run(idle.step(self._context(), walk))
+            plan = idle.step(self._context(), walk)
+            walk = await (self._run(plan) if dry_run else self._write(plan))
             if progress is not None:
                 progress(walk.progress)
         return walk.progress
 
     async def _run(self, plan: Plan[T]) -> T:
-        async with self._loops.enter().turns:
-            return await self._driver.run(plan)
+        self._loops.enter()
+        return await self._driver.run(plan)
+
+    def _first_use(self, *, auto: bool) -> Plan[None]:
+        return first_use(self._context(), runner(self._collection), auto=auto)
 
     async def _write(self, plan: Plan[T]) -> T:
-        if self._auto_setup and not self._shared.ready:
-            async with self._loops.enter().setup:
+        if not self._shared.ready:
+            async with self._loops.enter():
                 if not self._shared.ready:
-                    await self.setup()
+                    await self._run(self._first_use(auto=self._auto_setup))
         return await self._run(plan)
 
     # --- blocking, from other threads than the loop's own

@@ -12,13 +12,18 @@ a duplicate key, where the plan's own sequence is the answer.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import inspect
+import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, wait
 from contextlib import suppress
+from functools import partial
 from typing import Any, Final, TypeVar
 
 from bson.codec_options import CodecOptions
-from pymongo import IndexModel, ReadPreference, UpdateOne
+from pymongo import IndexModel, ReadPreference, ReturnDocument, UpdateOne
 from pymongo.errors import (
     BulkWriteError,
     DuplicateKeyError,
@@ -27,21 +32,29 @@ from pymongo.errors import (
     ServerSelectionTimeoutError,
 )
 
+from mongosaver import grouping
 from mongosaver.errors import ConfigurationError
+from mongosaver.grouping import Loops
 from mongosaver.ops import (
     Aggregate,
+    BuildProgress,
     Collections,
+    CollMod,
     Compute,
     Count,
     CreateCollection,
     CreateIndexes,
     Delete,
+    DropIndex,
     Find,
+    FindOneAndUpdate,
     Insert,
+    ListIndexes,
     Merge,
     Op,
     Plan,
     Replace,
+    Sleep,
     Together,
     UpdateMany,
     Updates,
@@ -58,7 +71,7 @@ _ALL_AT_ONCE: Final = 100_000
 
 
 class _Bound:
-    """The three collections of one saver, and what both drivers do the same way with them."""
+    """The collections of one saver, and what both drivers do the same way with them."""
 
     def __init__(self, collection: Any) -> None:
         if not collection.write_concern.acknowledged:
@@ -95,13 +108,18 @@ class _Bound:
         ]
 
     def collection_filter(self) -> Document:
-        """Condition of `listCollections` on our three."""
+        """Condition of `listCollections` on ours."""
         return {"name": {"$in": [collection.name for collection in self.collections.values()]}}
 
     def by_name(self, found: Sequence[Document]) -> dict[Name, Document]:
-        """What `listCollections` said of each of our three."""
+        """What `listCollections` said of each of ours."""
         names = {collection.name: name for name, collection in self.collections.items()}
         return {names[document["name"]]: document for document in found}
+
+    def builds(self, name: Name) -> list[Document]:
+        """Pipeline for the index builds of one collection, whoever began them."""
+        match = {"ns": self[name].full_name, "msg": {"$regex": "^Index Build"}}
+        return [{"$currentOp": {"allUsers": True}}, {"$match": match}]
 
     def has_transactions(self) -> bool:
         """Whether to try one: on a replica set, or where nothing is known yet."""
@@ -148,6 +166,13 @@ def _updates(op: Updates) -> list[UpdateOne]:
     return [UpdateOne(each.filter, each.update, upsert=each.upsert) for each in op.updates]
 
 
+def _progress(builds: Sequence[Document]) -> Document | None:
+    """One of several builds: each shard has its own, and the one that counts tells most."""
+    for build in sorted(builds, key=lambda build: "progress" not in build):
+        return {"msg": build["msg"], **build.get("progress", {})}
+    return None
+
+
 def _indexes(op: CreateIndexes) -> list[IndexModel]:
     return [IndexModel(list(index.keys), **_index_options(index)) for index in op.indexes]
 
@@ -181,6 +206,22 @@ def _is_unknown(error: PyMongoError) -> bool:
 
 
 # --- blocking ----------------------------------------------------------------------------------
+
+
+def _in_thread(work: Callable[[], T]) -> Future[T]:
+    """Work in a thread that nobody waits for when the program ends."""
+    done: Future[T] = Future()
+    # The caller's deadline (`pymongo.timeout`) is in the context.
+    context = contextvars.copy_context()
+
+    def run() -> None:
+        try:
+            done.set_result(context.run(work))
+        except BaseException as error:
+            done.set_exception(error)
+
+    threading.Thread(target=run, name="mongosaver index build", daemon=True).start()
+    return done
 
 
 class Driver:
@@ -254,8 +295,33 @@ class Driver:
     def _create_collection(self, op: CreateCollection) -> None:
         self.bound.database.command({"create": self.bound[op.collection].name, **op.options})
 
+    def _list_indexes(self, op: ListIndexes) -> list[Document]:
+        return [dict(index) for index in self.bound[op.collection].list_indexes()]
+
     def _create_indexes(self, op: CreateIndexes) -> None:
-        self.bound[op.collection].create_indexes(_indexes(op))
+        built = _in_thread(partial(self.bound[op.collection].create_indexes, _indexes(op)))
+        while not wait([built], op.every).done:
+            self.run(op.meanwhile())
+        built.result()
+
+    def _build_progress(self, op: BuildProgress) -> Document | None:
+        stages = self.bound.builds(op.collection)
+        return _progress(self.bound.client.admin.aggregate(stages).to_list())
+
+    def _coll_mod(self, op: CollMod) -> None:
+        self.bound.database.command("collMod", self.bound[op.collection].name, index=op.index)
+
+    def _drop_index(self, op: DropIndex) -> None:
+        self.bound[op.collection].drop_index(op.index)
+
+    def _find_one_and_update(self, op: FindOneAndUpdate) -> Document:
+        found: Document = self.bound[op.collection].find_one_and_update(
+            op.filter, list(op.pipeline), upsert=True, return_document=ReturnDocument.AFTER
+        )
+        return found
+
+    def _sleep(self, op: Sleep) -> None:
+        time.sleep(op.seconds)
 
     def _compute(self, op: Compute) -> Any:
         return op.function()
@@ -326,7 +392,13 @@ class Driver:
         Together: _together,
         Collections: _collections,
         CreateCollection: _create_collection,
+        ListIndexes: _list_indexes,
         CreateIndexes: _create_indexes,
+        BuildProgress: _build_progress,
+        CollMod: _coll_mod,
+        DropIndex: _drop_index,
+        FindOneAndUpdate: _find_one_and_update,
+        Sleep: _sleep,
         Compute: _compute,
     }
 
@@ -344,6 +416,7 @@ class AsyncDriver:
 
     def __init__(self, collection: Any) -> None:
         self.bound = _Bound(collection)
+        self._loops = Loops(self.bound.collections)
 
     def own_loop(self) -> asyncio.AbstractEventLoop | None:
         """The event loop that a Motor client belongs to; PyMongo's is told by its first use."""
@@ -374,7 +447,12 @@ class AsyncDriver:
             plan.close()
 
     async def _do(self, op: Op) -> Any:
-        return await self._HOW[type(op)](self, op)
+        how = self._HOW[type(op)]
+        if type(op) in self._TAKES_NO_TURN:
+            return await how(self, op)
+        here = self._loops.here()
+        async with here.reads if type(op) in self._READS else here.others:
+            return await how(self, op)
 
     async def _find(self, op: Find) -> list[Document]:
         cursor = self.bound[op.collection].find(op.filter, **_find_options(op))
@@ -390,12 +468,10 @@ class AsyncDriver:
         return found
 
     async def _insert(self, op: Insert, session: Any = None) -> None:
-        documents = [dict(document) for document in op.documents]
-        collection = self.bound[op.collection]
-        if len(documents) == 1:
-            await collection.insert_one(documents[0], session=session)
+        if session is None:
+            await self._loops.here().groups[op.collection].insert(op.documents)
         else:
-            await collection.insert_many(documents, ordered=False, session=session)
+            await grouping.insert(self.bound[op.collection], op.documents, session)
 
     async def _replace(self, op: Replace) -> None:
         await self.bound[op.collection].replace_one(op.filter, op.document, upsert=True)
@@ -427,8 +503,39 @@ class AsyncDriver:
     async def _create_collection(self, op: CreateCollection) -> None:
         await self.bound.database.command({"create": self.bound[op.collection].name, **op.options})
 
+    async def _list_indexes(self, op: ListIndexes) -> list[Document]:
+        cursor = await _awaited(self.bound[op.collection].list_indexes())
+        return [dict(index) for index in await cursor.to_list(None)]
+
     async def _create_indexes(self, op: CreateIndexes) -> None:
-        await self.bound[op.collection].create_indexes(_indexes(op))
+        built = asyncio.ensure_future(self.bound[op.collection].create_indexes(_indexes(op)))
+        try:
+            while not (await asyncio.wait([built], timeout=op.every))[0]:
+                await self.run(op.meanwhile())
+            await built
+        finally:
+            built.cancel()
+
+    async def _build_progress(self, op: BuildProgress) -> Document | None:
+        stages = self.bound.builds(op.collection)
+        cursor = await _awaited(self.bound.client.admin.aggregate(stages))
+        return _progress(await cursor.to_list(None))
+
+    async def _coll_mod(self, op: CollMod) -> None:
+        name = self.bound[op.collection].name
+        await self.bound.database.command("collMod", name, index=op.index)
+
+    async def _drop_index(self, op: DropIndex) -> None:
+        await self.bound[op.collection].drop_index(op.index)
+
+    async def _find_one_and_update(self, op: FindOneAndUpdate) -> Document:
+        found: Document = await self.bound[op.collection].find_one_and_update(
+            op.filter, list(op.pipeline), upsert=True, return_document=ReturnDocument.AFTER
+        )
+        return found
+
+    async def _sleep(self, op: Sleep) -> None:
+        await asyncio.sleep(op.seconds)
 
     async def _compute(self, op: Compute) -> Any:
         if op.size <= OFF_LOOP:
@@ -501,6 +608,15 @@ class AsyncDriver:
         Together: _together,
         Collections: _collections,
         CreateCollection: _create_collection,
+        ListIndexes: _list_indexes,
         CreateIndexes: _create_indexes,
+        BuildProgress: _build_progress,
+        CollMod: _coll_mod,
+        DropIndex: _drop_index,
+        FindOneAndUpdate: _find_one_and_update,
+        Sleep: _sleep,
         Compute: _compute,
     }
+    _READS = frozenset({Find, Aggregate})
+    # Inserts see to it themselves. The others send nothing, or run plans while they wait.
+    _TAKES_NO_TURN = frozenset({Insert, Compute, CreateIndexes, Sleep})

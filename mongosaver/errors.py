@@ -11,6 +11,9 @@
     └── StateError                  what is in the database is not what is needed
         ├── ForeignDocument         written by something else
         ├── FormatTooNew            written by a newer mongosaver
+        ├── SchemaOutOfDate         migrations are pending that the code needs
+        ├── SchemaTooNew            migrated by a newer mongosaver, in a way that older code breaks
+        ├── MigrationLocked         somebody else is migrating
         ├── SetupRefused            indexes could not be made
         ├── CollationRefused        the collection compares text by a collation
         ├── ThreadExists            ValueError: a copy would mix with what is there
@@ -84,6 +87,33 @@ class ForeignDocument(StateError):
 
 class FormatTooNew(StateError):
     """The collection holds documents of a later storage format."""
+
+
+class SchemaOutOfDate(StateError):
+    """The collections were made, or last migrated, by an older version than this one."""
+
+
+class SchemaTooNew(StateError):
+    """A newer mongosaver has taken something away from the schema that this version relies on."""
+
+
+class MigrationLocked(StateError):
+    """Another process is migrating the collections, or has taken the migration over.
+
+    Attributes:
+        host: The machine that it runs on.
+        pid: Its process id there.
+        since: Since when, by the server's clock; ISO 8601.
+    """
+
+    def __init__(self, host: str, pid: int, since: str, remedy: str) -> None:
+        self.host, self.pid, self.since, self.remedy = host, pid, since, remedy
+        super().__init__(
+            f"process {pid} on {host} has been migrating these collections since {since}. {remedy}"
+        )
+
+    def __reduce__(self) -> tuple[type, tuple[object, ...]]:
+        return type(self), (self.host, self.pid, self.since, self.remedy)
 
 
 class SetupRefused(StateError):

@@ -135,8 +135,20 @@ class Together:
 
 
 @dataclass(frozen=True, slots=True)
+class FindOneAndUpdate:
+    """The document at `filter`, made where there is none, updated by a pipeline.
+
+    Atomic, and the pipeline has the server's clock (`$$NOW`). Result: the document afterwards.
+    """
+
+    collection: Name
+    filter: Document
+    pipeline: Sequence[Document]
+
+
+@dataclass(frozen=True, slots=True)
 class Collections:
-    """Which of the three collections exist. Result: their `listCollections` documents by `Name`."""
+    """Which of the collections exist. Result: their `listCollections` documents by `Name`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,11 +160,57 @@ class CreateCollection:
 
 
 @dataclass(frozen=True, slots=True)
+class ListIndexes:
+    """Indexes of one collection. Result: their `listIndexes` documents; none without collection."""
+
+    collection: Name
+
+
+@dataclass(frozen=True, slots=True)
 class CreateIndexes:
-    """Indexes of one collection, made where they are missing. Result: None."""
+    """Indexes of one collection, made where they are missing. Result: None.
+
+    That may take hours. Each time that `every` seconds have passed the driver runs the plan that
+    `meanwhile` makes; what it raises is raised here, and the server builds on.
+    """
 
     collection: Name
     indexes: Sequence[Index]
+    meanwhile: Callable[[], Plan[None]]
+    every: float
+
+
+@dataclass(frozen=True, slots=True)
+class BuildProgress:
+    """How far the server is with building indexes of one collection.
+
+    Result: a document with `msg`, and `done` and `total` where it counts; None if it builds none.
+    """
+
+    collection: Name
+
+
+@dataclass(frozen=True, slots=True)
+class CollMod:
+    """A change of one index, in the words of `collMod`. Result: None."""
+
+    collection: Name
+    index: Document
+
+
+@dataclass(frozen=True, slots=True)
+class DropIndex:
+    """One index less. Result: None."""
+
+    collection: Name
+    index: str
+
+
+@dataclass(frozen=True, slots=True)
+class Sleep:
+    """Wait. Result: None."""
+
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,9 +235,15 @@ Op = (
     | Count
     | Delete
     | Together
+    | FindOneAndUpdate
     | Collections
     | CreateCollection
+    | ListIndexes
     | CreateIndexes
+    | BuildProgress
+    | CollMod
+    | DropIndex
+    | Sleep
     | Compute
 )
 

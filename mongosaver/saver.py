@@ -25,8 +25,16 @@ from langgraph.checkpoint.serde.base import SerializerProtocol
 from pymongo import MongoClient
 from pymongo.collection import Collection
 
-from mongosaver._base import COLLECTION_NAME, DB_NAME, BaseSaver, open_options, wrong_collection
+from mongosaver._base import (
+    COLLECTION_NAME,
+    DB_NAME,
+    BaseSaver,
+    open_options,
+    runner,
+    wrong_collection,
+)
 from mongosaver.drivers import Driver
+from mongosaver.migrations import first_use
 from mongosaver.ops import Plan
 from mongosaver.plans import (
     copy,
@@ -37,7 +45,6 @@ from mongosaver.plans import (
     prune,
     read,
     runs,
-    setup,
     threads,
     write,
 )
@@ -52,14 +59,14 @@ T = TypeVar("T")
 class MongoSaver(BaseSaver):
     """Stores LangGraph checkpoints in MongoDB, through PyMongo.
 
-    Three collections are used: the one given, and its siblings `<name>.writes` and
-    `<name>.blobs`. Threads may be used by any number of savers and processes at once.
+    The collection given is used, and its siblings `<name>.writes`, `<name>.blobs` and
+    `<name>.migrations`. Threads may be used by any number of savers and processes at once.
 
     Args:
         collection: A PyMongo collection. Its client stays the caller's: it is never closed here.
         serde: Serializer of state, writes and metadata; LangGraph's own by default.
-        auto_setup: Whether the first write makes the indexes (see `setup`). Turn it off where the
-            user of the database may not make any, and let somebody else call `setup`.
+        auto_setup: Whether the first write applies pending migrations (see `setup`). Where it is
+            off, that is somebody else's work, and the first write only looks whether it was done.
         ttl: How long a thread is kept after its last save, as a `timedelta` or in seconds; for
             ever by default. MongoDB removes it one to three tenths of the ttl later (at least 10
             minutes each). Give all savers of a collection the same, and see `apply_ttl`.
@@ -93,6 +100,7 @@ class MongoSaver(BaseSaver):
         super().__init__(
             serde=serde, auto_setup=auto_setup, ttl=ttl, refresh_on_read=refresh_on_read
         )
+        self._collection = collection
         self._driver = Driver(collection)
         self._setup_lock = threading.Lock()
 
@@ -135,17 +143,20 @@ class MongoSaver(BaseSaver):
     # --- blocking
 
     def setup(self) -> None:
-        """Make the indexes that are missing. Safe to repeat, and from many processes at once.
+        """Apply pending migrations: collections and indexes. Safe to repeat, and from many at once.
 
-        Needs the privileges to list collections and to create indexes (role `readWrite`). Without
-        a call the first write does it, unless `auto_setup` is off.
+        Needs the role `readWrite`, or less: see "Deploy with least privilege". Without a call the
+        first write does it, unless `auto_setup` is off. On a large collection use the command
+        `mongosaver migrate` beforehand, which shows how far it is.
 
         Raises:
             CollationRefused: A collection has a default collation.
             ForeignDocument: The collection holds documents that mongosaver did not write.
+            MigrationLocked: Another process has been at it for more than a minute.
+            SchemaTooNew: A newer mongosaver has changed the schema in a way that this one breaks.
             SetupRefused: The server refuses; the message says why and what helps.
         """
-        self._driver.run(setup.setup(self._context()))
+        self._driver.run(self._first_use(auto=True))
 
     def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
         """The checkpoint that `config` names, or the latest of its thread and namespace.
@@ -231,7 +242,7 @@ class MongoSaver(BaseSaver):
 
     def delete_thread(self, thread_id: str) -> None:
         """Remove everything of one thread, in all namespaces. An unknown thread is no error."""
-        self._driver.run(delete.delete_thread(self._context(), thread_id))
+        self._write(delete.delete_thread(self._context(), thread_id))
 
     def delete_for_runs(self, run_ids: Sequence[str]) -> None:
         """Remove the checkpoints and writes of runs, in any thread. Unknown runs are no error.
@@ -242,7 +253,7 @@ class MongoSaver(BaseSaver):
         Raises:
             TypeError: It is one string instead of several, or an id is no text.
         """
-        self._driver.run(runs.delete_for_runs(self._context(), run_ids))
+        self._write(runs.delete_for_runs(self._context(), run_ids))
 
     def copy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
         """Copy everything of one thread to a new one, on the server; no such source is no error.
@@ -265,17 +276,16 @@ class MongoSaver(BaseSaver):
         dry_run: bool = False,
     ) -> Pruned:
         """Remove old checkpoints of threads; see `mongosaver.plans.prune.prune`."""
-        return self._driver.run(
-            prune.prune(
-                self._context(),
-                thread_ids,
-                strategy=strategy,
-                keep_last=keep_last,
-                older_than=older_than,
-                skip_interrupted=skip_interrupted,
-                dry_run=dry_run,
-            )
+        plan = prune.prune(
+            self._context(),
+            thread_ids,
+            strategy=strategy,
+            keep_last=keep_last,
+            older_than=older_than,
+            skip_interrupted=skip_interrupted,
+            dry_run=dry_run,
         )
+        return self._driver.run(plan) if dry_run else self._write(plan)
 
     def get_delta_channel_history(
         self, *, config: RunnableConfig, channels: Sequence[str]
@@ -381,16 +391,20 @@ class MongoSaver(BaseSaver):
             after=after,
         )
         while not walk.progress.done:
-            walk = self._driver.run(idle.step(self._context(), walk))
+            plan = idle.step(self._context(), walk)
+            walk = self._driver.run(plan) if dry_run else self._write(plan)
             if progress is not None:
                 progress(walk.progress)
         return walk.progress
 
+    def _first_use(self, *, auto: bool) -> Plan[None]:
+        return first_use(self._context(), runner(self._collection), auto=auto)
+
     def _write(self, plan: Plan[T]) -> T:
-        if self._auto_setup and not self._shared.ready:
+        if not self._shared.ready:
             with self._setup_lock:
                 if not self._shared.ready:
-                    self.setup()
+                    self._driver.run(self._first_use(auto=self._auto_setup))
         return self._driver.run(plan)
 
     # --- awaiting, in worker threads

@@ -1,8 +1,9 @@
 """Names: the collections, their indexes as data, the storage format's number and its limits.
 
-Given the collection `checkpoints` there are two siblings, named the way GridFS names its own:
-`checkpoints.writes` and `checkpoints.blobs`. Every unique index begins with `thread_id`, so that
-`{thread_id: 1}` can be a shard key and each command about one thread goes to one shard.
+Given the collection `checkpoints` there are siblings, named the way GridFS names its own:
+`checkpoints.writes` and `checkpoints.blobs`, and `checkpoints.migrations` for what `migrations`
+keeps. Every unique index begins with `thread_id`, so that `{thread_id: 1}` can be a shard key and
+each command about one thread goes to one shard.
 
 This file is pure: it imports nothing of mongosaver but `errors`, and does no I/O.
 """
@@ -22,11 +23,12 @@ FORMAT: Final = 1
 
 
 class Name(Enum):
-    """The three collections, by the suffix that follows the name of the user's collection."""
+    """The collections, by the suffix that follows the name of the user's collection."""
 
     CHECKPOINTS = ""
     WRITES = ".writes"
     BLOBS = ".blobs"
+    MIGRATIONS = ".migrations"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,11 @@ class Index:
     def fields(self) -> tuple[str, ...]:
         return tuple(field for field, _ in self.keys)
 
+    @property
+    def name(self) -> str:
+        """The name that MongoDB gives an index that is made without one."""
+        return "_".join(f"{field}_{direction}" for field, direction in self.keys)
+
 
 COMPRESSED: Final = {"storageEngine": {"wiredTiger": {"configString": "block_compressor=zstd"}}}
 """Options of collections that are made here: consecutive checkpoints are much alike, and zstd takes
@@ -56,50 +63,56 @@ CHECKPOINT_KEY: Final = ("thread_id", "checkpoint_ns", "checkpoint_id")
 WRITE_KEY: Final = (*CHECKPOINT_KEY, "task_id", "idx", "part")
 BLOB_KEY: Final = ("thread_id", "checkpoint_ns", "key")
 
-_BY_RUN: Final = Index(
+NEWEST_OF_THREAD: Final = Index(
+    (("thread_id", 1), ("checkpoint_ns", 1), ("checkpoint_id", -1)),
+    "get_tuple and list of one thread, newest first",
+    unique=True,
+)
+
+NEWEST: Final = Index(
+    (("checkpoint_id", -1), ("thread_id", 1), ("checkpoint_ns", 1)),
+    "list(None): all threads, newest first; list_threads",
+)
+
+BEING_REMOVED: Final = Index(
+    (("thread_id", 1), ("deleted_at", 1)),
+    "list_threads: checkpoints that are being removed do not count",
+    partial={"deleted_at": {"$exists": True}},
+)
+
+BY_RUN: Final = Index(
     (("run_id", 1),),
     "delete_for_runs",
     # The planner uses an index that is partial by $exists, not one by $type.
     partial={"run_id": {"$exists": True}},
 )
 
-INDEXES: Final[Mapping[Name, tuple[Index, ...]]] = {
-    Name.CHECKPOINTS: (
-        Index(
-            (("thread_id", 1), ("checkpoint_ns", 1), ("checkpoint_id", -1)),
-            "get_tuple and list of one thread, newest first",
-            unique=True,
-        ),
-        Index(
-            (("checkpoint_id", -1), ("thread_id", 1), ("checkpoint_ns", 1)),
-            "list(None): all threads, newest first; list_threads",
-        ),
-        Index(
-            (("thread_id", 1), ("deleted_at", 1)),
-            "list_threads: checkpoints that are being removed do not count",
-            partial={"deleted_at": {"$exists": True}},
-        ),
-        _BY_RUN,
-    ),
-    Name.WRITES: (
-        Index(
-            tuple((field, 1) for field in WRITE_KEY),
-            "pending writes of a checkpoint; one document per slot",
-            unique=True,
-        ),
-        _BY_RUN,
-    ),
-    Name.BLOBS: (
-        Index(
-            tuple((field, 1) for field in BLOB_KEY),
-            "values of a checkpoint; one document per key",
-            unique=True,
-        ),
-    ),
-}
+SLOTS: Final = Index(
+    tuple((field, 1) for field in WRITE_KEY),
+    "pending writes of a checkpoint; one document per slot",
+    unique=True,
+)
 
-EXPIRY_INDEX: Final = Index((("expires_at", 1),), "MongoDB's TTL monitor", expires=True)
-"""One more index of each collection, where a saver has a ttl."""
+VALUES: Final = Index(
+    tuple((field, 1) for field in BLOB_KEY),
+    "values of a checkpoint; one document per key",
+    unique=True,
+)
+
+EXPIRY: Final = Index(
+    (("expires_at", 1),),
+    "MongoDB's TTL monitor",
+    # What does not expire costs nothing, so every collection can have it.
+    partial={"expires_at": {"$exists": True}},
+    expires=True,
+)
+
+INDEXES: Final[Mapping[Name, tuple[Index, ...]]] = {
+    Name.CHECKPOINTS: (NEWEST_OF_THREAD, NEWEST, BEING_REMOVED, BY_RUN, EXPIRY),
+    Name.WRITES: (SLOTS, BY_RUN, EXPIRY),
+    Name.BLOBS: (VALUES, EXPIRY),
+}
+"""What all migrations together come to."""
 
 MAX_DOCUMENT: Final = 16 * 1024 * 1024
 """MongoDB's limit for one document, in bytes (MongoDB manual, "BSON document size")."""
@@ -133,7 +146,7 @@ INLINE_ALWAYS: Final = 256
 INLINE_BUDGET: Final = 16 * 1024
 """Bytes that the larger ones may take there, all together."""
 
-TAIL: Final = 3 * 1024
+TAIL: Final = 3584
 """What a value has added since it was stored as a blob may wait in the checkpoint documents up to
 this many bytes, so that most puts of a growing value are one insert."""
 

@@ -25,6 +25,13 @@ def ready(mongo_face: Face) -> Face:
     return mongo_face
 
 
+def newcomer(face: Face) -> Face:
+    """Returns a face with a new saver that knows nothing but that the schema is there."""
+    other = face.another()
+    other.setup()
+    return other
+
+
 def sent_by(face: Face, call: Callable[[], object]) -> list[tuple[str, str]]:
     """Returns name and collection suffix of each command that a call sends."""
     with face.commands.recorded() as sent:
@@ -79,7 +86,7 @@ def test_put_of_another_saver_reads_the_parent_once(ready: Face, thread: str) ->
     """A saver that does not know the parent asks once, and knows it from then on."""
     line = Line(ready, thread)
     line.put({"large": LARGE, "n": 0})
-    line.face = ready.another(auto_setup=False)
+    line.face = newcomer(ready)
     first = names(ready, lambda: line.put({"n": 1}))
     assert first in (["find", "insert"], ["aggregate", "insert"])
     assert names(ready, lambda: line.put({"n": 2})) == ["insert"]
@@ -90,7 +97,7 @@ def test_put_after_a_read_does_not_read(ready: Face, thread: str) -> None:
     """What a read has seen is known: a resumed graph puts with one command."""
     line = Line(ready, thread)
     line.put({"large": LARGE, "n": 0})
-    line.face = ready.another(auto_setup=False)
+    line.face = newcomer(ready)
     line.face.get_tuple(line.at(0))
     assert names(ready, lambda: line.put({"n": 1})) == ["insert"]
     line.check()
@@ -117,6 +124,18 @@ def test_second_put_of_large_values_goes_on_in_sequence(ready: Face, thread: str
     assert len(sent) <= 7
     assert [row.checkpoint["id"] for row in ready.list(config(thread))] == ["~", line.ids[0]]
     line.check()
+
+
+def test_the_first_write_of_a_saver_looks_at_the_schema_once(ready: Face, thread: str) -> None:
+    """What was applied is one find, and the indexes are looked at unless that is turned off."""
+    look = [("find", ".migrations")]
+    for options, expected in (
+        ({"auto_setup": False}, look),
+        ({}, look + [("listIndexes", suffix) for suffix in ("", ".writes", ".blobs")]),
+    ):
+        line = Line(ready.another(**options), f"{thread} {options}")
+        assert sent_by(ready, lambda line=line: line.put(SMALL)) == [*expected, ("insert", "")]
+        assert sent_by(ready, lambda line=line: line.put(SMALL)) == [("insert", "")]
 
 
 @pytest.mark.parametrize("n", [1, 2, 40])
@@ -239,8 +258,9 @@ def test_delete_thread_is_three_commands_or_four(ready: Face, thread: str) -> No
 def test_commands_name_the_thread_by_equality(ready: Face, thread: str) -> None:
     """Each command of the hot path has `thread_id` as one text, so that it goes to one shard."""
     line = Line(ready, thread)
+    readers = (ready, newcomer(ready))
     with ready.commands.recorded() as sent:
-        for reader in (ready, ready.another(auto_setup=False)):
+        for reader in readers:
             line.face = reader
             at = line.put({"large": LARGE + str(len(line.ids)), "n": 1})
             reader.put_writes(at, [("x", 1), ("__resume__", 1)], "task")

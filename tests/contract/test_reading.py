@@ -12,6 +12,7 @@ from uuid import UUID
 
 import pytest
 
+from mongosaver.errors import IncompleteCheckpoint
 from tests.contract.samples import (
     LARGE,
     Line,
@@ -70,6 +71,25 @@ def test_latest_is_the_greatest_id_by_code_point(face: Face, thread: str) -> Non
         assert found is not None
         assert id_of(found) == max(shuffled[: n + 1])
     assert ids(face.list(config(thread))) == BY_CODE_POINT[::-1]
+
+
+def test_values_in_memory_follow_what_others_do(mongo_face: Face, thread: str) -> None:
+    """Two savers that read and go on in turns see each other's values, and holes alike."""
+    faces = mongo_face, mongo_face.another()
+    line = Line(mongo_face, thread)
+    text = [LARGE]
+    for n in range(12):
+        line.face = faces[n % 2 if n < 6 else 0]
+        text = [*text, f"{n}" * 700]
+        line.put({"text": text, "n": n})
+        for face in (*faces, *faces):
+            assert values_of(face, config(thread)) == {"text": text, "n": n}
+    blobs = mongo_face.sibling(".blobs")
+    assert blobs.delete_one({"head": {"$ne": b""}}).deleted_count
+    assert blobs.delete_many({}).deleted_count
+    for face in faces:
+        with pytest.raises(IncompleteCheckpoint):
+            face.get_tuple(config(thread))
 
 
 def test_unknown_is_none_or_nothing(face: Face, thread: str) -> None:

@@ -13,11 +13,20 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from bson import json_util
 
-from mongosaver import CollationRefused, ForeignDocument, FormatTooNew, StateError
+from mongosaver import (
+    CollationRefused,
+    ForeignDocument,
+    FormatTooNew,
+    SchemaOutOfDate,
+    StateError,
+)
+from mongosaver.schema import INDEXES
 from tests.contract.samples import LARGE, Line, checkpoint, config, metadata, values_of
 
 if TYPE_CHECKING:
-    from tests.faces import Face
+    from collections.abc import Sequence
+
+    from tests.faces import Face, Sent
 
 pytestmark = pytest.mark.new_collection
 
@@ -41,6 +50,20 @@ UNIQUE = {
 def indexes(face: Face) -> dict[str, Any]:
     """Returns the indexes of each collection."""
     return {suffix: face.sibling(suffix).index_information() for suffix in UNIQUE}
+
+
+ALL = sorted((name.value, index.name) for name, made in INDEXES.items() for index in made)
+"""Every index that mongosaver makes: suffix and name."""
+
+
+def made_by(face: Face, sent: Sequence[Sent]) -> list[tuple[str, str]]:
+    """Returns suffix and name of each index that commands ask for, in order."""
+    return sorted(
+        (one.collection.removeprefix(face.collection.name), index["name"])
+        for one in sent
+        if one.name == "createIndexes"
+        for index in one.command["indexes"]
+    )
 
 
 def put_one(face: Face, thread: str) -> None:
@@ -144,9 +167,7 @@ def test_auto_setup_runs_once_at_the_first_write(mongo_face: Face, thread: str) 
     assert not any("ndexes" in command.name for command in sent)
     with mongo_face.commands.recorded() as sent:
         put_one(mongo_face, thread)
-    created = [command.collection for command in sent if command.name == "createIndexes"]
-    name = mongo_face.collection.name
-    assert sorted(created) == [name, name + ".blobs", name + ".writes"]
+    assert made_by(mongo_face, sent) == ALL
     last = max(n for n, command in enumerate(sent) if command.name == "createIndexes")
     assert all(c.name not in ("insert", "update") for c in sent[:last])
     with mongo_face.commands.recorded() as sent:
@@ -187,7 +208,7 @@ def test_auto_setup_runs_once_for_first_writes_at_once(mongo_face: Face) -> None
                         range(n),
                     )
                 )
-    assert [command.name for command in sent].count("createIndexes") == 3
+    assert made_by(mongo_face, sent) == ALL
 
 
 def test_setup_before_the_first_write_is_enough(mongo_face: Face, thread: str) -> None:
@@ -200,6 +221,7 @@ def test_setup_before_the_first_write_is_enough(mongo_face: Face, thread: str) -
 
 def test_without_auto_setup_no_index_command_is_sent(mongo_face: Face, thread: str) -> None:
     """`auto_setup=False` writes and reads without looking at indexes or collections."""
+    mongo_face.setup()
     mongo_face.saver = mongo_face.another(auto_setup=False).saver
     with mongo_face.commands.recorded() as sent:
         put_one(mongo_face, thread)
@@ -216,6 +238,19 @@ def test_without_auto_setup_no_index_command_is_sent(mongo_face: Face, thread: s
         "commitTransaction",
         "abortTransaction",
     }
+
+
+def test_without_auto_setup_a_collection_that_nobody_set_up_is_refused(
+    mongo_face: Face, thread: str
+) -> None:
+    """The first write looks whether somebody has migrated, and says what to run if nobody has."""
+    careful = mongo_face.another(auto_setup=False)
+    with pytest.raises(SchemaOutOfDate, match=r"not set up.*mongosaver migrate --db .* --coll"):
+        put_one(careful, thread)
+    names = mongo_face.collection.database.list_collection_names()
+    assert not any(name.startswith(mongo_face.collection.name) for name in names)
+    mongo_face.setup()
+    put_one(careful, thread)
 
 
 @pytest.mark.parametrize("suffix", ["", ".writes", ".blobs"])
@@ -262,8 +297,9 @@ def test_official_savers_documents_are_refused(mongo_face: Face) -> None:
         "put": lambda: mongo_face.put(at, checkpoint(), metadata(), {}),
     }
     for name, attempt in attempts.items():
-        with pytest.raises(ForeignDocument, match="langgraph-checkpoint-mongodb"):
+        with pytest.raises(ForeignDocument, match="langgraph-checkpoint-mongodb") as error:
             pytest.fail(f"{name}: {attempt()!r}")
+        assert ("have to be imported" in str(error.value)) == (name in ("setup", "put")), name
     assert mongo_face.collection.count_documents({}) == 2
 
 

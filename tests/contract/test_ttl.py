@@ -106,20 +106,22 @@ def test_dates_of_a_new_thread(ttl: Any) -> None:
 
 
 @pytest.mark.new_collection
-def test_setup_makes_the_index_only_with_a_ttl(mongo_face: Face) -> None:
-    """Each collection gets an index by which MongoDB removes what has expired, at the date."""
+def test_setup_makes_the_index_whatever_the_ttl(mongo_face: Face) -> None:
+    """Each collection has an index by which MongoDB removes what has expired, at the date.
+
+    It holds what expires and nothing else, so a saver without a ttl need not care.
+    """
 
     def made() -> list[Any]:
         found = [mongo_face.sibling(suffix).index_information().values() for suffix in SUFFIXES]
+        fields = ("expireAfterSeconds", "partialFilterExpression")
         return [
-            [i.get("expireAfterSeconds") for i in each if "expires" in str(i)] for each in found
+            [tuple(i.get(f) for f in fields) for i in each if "expires" in str(i)] for each in found
         ]
 
-    mongo_face.setup()
-    assert made() == [[], [], []]
-    mongo_face.another(ttl=60).setup()
-    mongo_face.another(ttl=90).setup()
-    assert made() == [[0], [0], [0]]
+    for options in ({}, {"ttl": 60}, {"ttl": 90}, {}):
+        mongo_face.another(**options).setup()
+        assert made() == [[(0, {"expires_at": {"$exists": True}})]] * 3
 
 
 # --- what is written ---------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from pymongo.errors import AutoReconnect, BulkWriteError, DuplicateKeyError, OperationFailure
 
 from mongosaver.cache import Shared
-from mongosaver.ops import Collections, Compute, Insert, Op, Plan, Together
+from mongosaver.ops import Collections, Compute, Insert, Op, Plan, Sleep, Together
 from mongosaver.plans.context import Context, Ttl
 from mongosaver.schema import Name
 
@@ -63,11 +63,16 @@ def words(op: Op) -> str:
     """An operation in a few words, such as `find blobs` or `together blobs + checkpoints`."""
     if isinstance(op, Together):
         return "together " + " + ".join(_plural(write.collection) for write in op.writes)
-    if isinstance(op, (Compute, Collections)):
+    if isinstance(op, (Compute, Collections, Sleep)):
         return type(op).__name__.lower()
     kind = {
         "CreateCollection": "create",
         "CreateIndexes": "index",
+        "ListIndexes": "indexes",
+        "CollMod": "modify",
+        "DropIndex": "drop",
+        "FindOneAndUpdate": "upsert",
+        "BuildProgress": "progress",
         "Updates": "update",
     }.get(type(op).__name__)
     return f"{kind or type(op).__name__.lower()} {_plural(op.collection)}"

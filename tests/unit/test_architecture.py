@@ -23,7 +23,7 @@ LAYERS: list[set[str]] = [
     {"errors"},
     {"schema", "identifiers"},
     {"codec", "segments", "ops"},
-    {"cache"},
+    {"cache", "grouping"},
     {"plans", "migrations"},
     {"drivers"},
     {"_base"},
@@ -31,7 +31,7 @@ LAYERS: list[set[str]] = [
     {"__init__"},
     {"testing", "cli"},
 ]
-# The cache has a lock, so it is no value; plans are handed one.
+# The cache has a lock, so it is no value; plans are handed one. Groups are the async driver's.
 PURE = {"errors", "schema", "identifiers", "codec", "segments", "ops", "plans", "migrations"}
 
 ALLOWED_IN_PURE = {

@@ -20,7 +20,7 @@ from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.checkpoint.serde.types import _DeltaSnapshot
 
-from mongosaver import codec
+from mongosaver import codec, segments
 from mongosaver.codec import Blob, Draft, Facts, Hole, Inline, Payload
 from mongosaver.errors import (
     ForeignDocument,
@@ -566,6 +566,39 @@ def test_a_first_checkpoint_has_no_parent() -> None:
     """Without a parent there is no parent's config."""
     document = encode(draft(at=config("t"))).document
     assert codec.decode(SERDE, document, {}, []).row.parent_config is None
+
+
+def test_a_value_in_memory_makes_all_versions_of_its_blobs() -> None:
+    """Any tail is put behind what the blobs hold; the header without a tail comes with no tail."""
+    long = ["x" * 200] * 100
+    first = encode(draft({"b": long}, {"b": "1"}))
+    (entry,) = (e for e in first.facts.values() if isinstance(e, codec.Blob))
+    assert entry.stored is not None
+    payloads = [SERDE.dumps_typed([*long, *more])[1] for more in ([], ["y"], ["z", "zz"])]
+    tails = [
+        None,
+        *(segments.tail("msgpack", payload, entry.stored, 100) for payload in payloads[1:]),
+    ]
+    for tail, payload in zip(tails, payloads, strict=True):
+        value = codec.Value(entry.stored, tail, payload)
+        for other, wanted in zip(tails, payloads, strict=True):
+            assert value.gives(other) == (other is not None or tail is None)
+            if value.gives(other):
+                assert value.version(other) == wanted
+
+
+def test_a_value_in_memory_of_another_size_is_a_hole() -> None:
+    """Bytes that are not those that the checkpoint counts are not taken for them."""
+    encoded = encode(draft({"b": ["x" * 200] * 100}, {"b": "1"}))
+    blobs = {piece["key"]: piece for piece in encoded.blobs}
+    (value,) = codec.decode(SERDE, encoded.document, blobs, []).values
+    recalled = {value.stored.key: value}
+    whole = codec.decode(SERDE, encoded.document, {}, [], recalled=recalled)
+    assert whole.row.checkpoint["channel_values"] == {"b": ["x" * 200] * 100}
+    assert whole.facts == encoded.facts
+    short = {value.stored.key: replace(value, data=value.data[:-1])}
+    with pytest.raises(Hole):
+        codec.decode(SERDE, encoded.document, {}, [], recalled=short)
 
 
 # --- holes

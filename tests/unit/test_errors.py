@@ -12,6 +12,7 @@ import mongosaver
 from mongosaver import errors
 from mongosaver.errors import (
     IncompleteCheckpoint,
+    MigrationLocked,
     MongoSaverError,
     PayloadTooLarge,
     StateError,
@@ -79,13 +80,23 @@ def test_an_incomplete_checkpoint_says_where_the_hole_is() -> None:
     assert all(part in str(error) for part in ("'t'", "'n'", "'c'", "'messages'", "abcd", "backup"))
 
 
+def test_a_lock_that_is_held_says_by_whom() -> None:
+    """Message and attributes name the machine, the process and the time."""
+    error = MigrationLocked("host", 7, "2026-02-03", "Wait.")
+    assert (error.host, error.pid, error.since) == ("host", 7, "2026-02-03")
+    assert str(error) == (
+        "process 7 on host has been migrating these collections since 2026-02-03. Wait."
+    )
+
+
 EXAMPLES: list[MongoSaverError] = [
     PayloadTooLarge("metadata", 17_000_000, 16_000_000, "Make it smaller."),
     IncompleteCheckpoint("t", "n", "c", "messages", b"\xab\xcd"),
+    MigrationLocked("host", 7, "2026-02-03", "Wait."),
     *(
         found("what, where, remedy")
         for found in CLASSES.values()
-        if found not in (PayloadTooLarge, IncompleteCheckpoint)
+        if found not in (PayloadTooLarge, IncompleteCheckpoint, MigrationLocked)
     ),
 ]
 

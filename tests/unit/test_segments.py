@@ -32,6 +32,7 @@ from mongosaver.segments import (
     plan,
     split,
     stored,
+    tail,
 )
 
 SMALL = Layout(pieces=(2, 4), largest=8, tiers=(2, 4), fan=2, fresh=1, longest=2)
@@ -435,6 +436,31 @@ def test_only_what_digests_confirm_is_kept(segments: list[Segment], kept: list[b
     """Wrong facts about a base cost space and nothing else."""
     pieces, _ = plan("messages", "2", "bytes", b"abc", Stored("bytes", tuple(segments)))
     assert list(pieces[-1].chain) == kept
+
+
+def packed(items: list[str]) -> bytes:
+    """Returns a list as the serializer stores it."""
+    return SERDE.dumps_typed(items)[1]
+
+
+@pytest.mark.parametrize(
+    "items",
+    [
+        ["a", "b", "c"],
+        ["a", "b"],
+        ["a", "x", "c"],
+        ["a"],
+        ["a", "b", "c" * 200],
+        ["a", "b", *"c" * 15],
+    ],
+)
+@pytest.mark.parametrize("former", [["a", "b"], ["a", "b", "other"], ["a", "b", *"d" * 20]])
+def test_a_tail_is_told_by_bytes_as_it_is_by_digests(items: list[str], former: list[str]) -> None:
+    """Any payload that begins with the stored one serves, whatever it goes on with."""
+    _, base = plan("messages", "1", "msgpack", packed(["a", "b"]), None)
+    by_digest = tail("msgpack", packed(items), base, 100)
+    assert tail("msgpack", packed(items), base, 100, packed(former)) == by_digest
+    assert (by_digest is None) == (items[:2] != ["a", "b"] or len(items[-1]) > 100)
 
 
 def test_a_merged_segment_is_stored_beside_the_new_piece() -> None:
