@@ -4,6 +4,7 @@
 #   make test     the suite on a replica set, on a standalone server, and reading by plain finds
 #   make check    lint, format, types and the import rule
 #   make docs     the documentation, in site/
+#   make cli      docs/reference/cli.md anew, from the command itself
 #   make bench    the benchmark beside the peers
 #   make format   what `make check` would complain of, as far as it can be mended by a tool
 #   make clean    removes everything that the targets made
@@ -20,10 +21,11 @@ SOURCE ?= docker
 VENV := .venv
 BIN := $(VENV)/bin
 BENCH_VENV := .venv-bench
-EXTRAS := motor,local,docker
+EXTRAS := cli,motor,local,docker
 PYTEST := $(BIN)/coverage run -m pytest
 REPEATED := --ignore=tests/unit --ignore=tests/server/test_testing.py \
-	--ignore=tests/server/test_demo.py --ignore=tests/server/test_bench.py
+	--ignore=tests/server/test_demo.py --ignore=tests/server/test_bench.py \
+	--ignore=tests/cli/test_docs.py --ignore=tests/cli/test_local.py --ignore=tests/cli/test_session.py
 
 TWO_FACES := --face=sync --face=async
 
@@ -34,7 +36,7 @@ FLOOR := 95
 PURE_FLOOR := 99
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-source check docs bench format clean
+.PHONY: help demo test test-source check docs cli bench format clean
 # pip must not work on one environment twice at the same time.
 .NOTPARALLEL:
 
@@ -67,6 +69,9 @@ check: $(VENV)/.dev
 docs: $(VENV)/.docs
 	@# The variable turns off the theme's advertisement of its successor.
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+cli: $(VENV)/.dev
+	$(BIN)/python docs/cli_reference.py
 
 bench: $(BENCH_VENV)/.bench
 	$(BENCH_VENV)/bin/python -m bench $(BENCH_ARGS)

