@@ -33,6 +33,7 @@ from bench.workloads import (  # noqa: E402
     history,
     large,
     operations,
+    operators,
     retention,
     unfavourable,
 )
@@ -58,6 +59,7 @@ _MODULES = {
         concurrent,
         large,
         retention,
+        operators,
         unfavourable,
     )
 }
@@ -72,6 +74,7 @@ WORKLOADS = (
     "concurrent",
     "large",
     "retention",
+    "operators",
     "unfavourable",
 )
 _VERSIONS = (
