@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
+from typing import NamedTuple
 
-from mongosaver.codec import Facts, Inline
+from mongosaver.codec import RECALLED, Blob, Facts, Inline, Value
 from mongosaver.identifiers import Address
 
 
@@ -67,6 +68,59 @@ class Moves:
                 self._moves.popitem(last=False)
 
 
+class Values:
+    """Recent values with their bytes, by the key of their head, bounded by their sum.
+
+    A key stands for the same bytes for ever. With them a put compares what it would have to hash,
+    and a read asks whether the blobs are there instead of fetching them.
+    """
+
+    def __init__(self, size: int = 16 * RECALLED) -> None:
+        self._size = size
+        self._lock = threading.Lock()
+        self._values: OrderedDict[bytes, Value] = OrderedDict()
+
+    def get(self, key: bytes) -> Value | None:
+        with self._lock:
+            value = self._values.get(key)
+            if value is not None:
+                self._values.move_to_end(key)
+            return value
+
+    def put(self, value: Value) -> None:
+        if len(value.data) > RECALLED:
+            return
+        with self._lock:
+            former = self._values.pop(value.stored.key, None)
+            self._values[value.stored.key] = value
+            self._size -= len(value.data) - (len(former.data) if former else 0)
+            while self._size < 0:
+                _, oldest = self._values.popitem(last=False)
+                self._size += len(oldest.data)
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """Values that a read will probably find, by the key of their head, and keys of their blobs."""
+
+    values: Mapping[bytes, Value]
+    keys: list[bytes]
+
+
+class _Latest(NamedTuple):
+    """The latest checkpoint seen of a thread and namespace.
+
+    Attributes:
+        checkpoint_id: Its id.
+        trusted: Whether the last read of the latest found what was seen before it.
+        inline: Whether it had all its values inline.
+    """
+
+    checkpoint_id: str
+    trusted: bool
+    inline: bool
+
+
 class Cache:
     """The stored form of recent checkpoints, bounded by their number and safe between threads."""
 
@@ -74,12 +128,38 @@ class Cache:
         self._size = size
         self._lock = threading.Lock()
         self._facts: OrderedDict[Address, Known] = OrderedDict()
-        self._inline: OrderedDict[tuple[str, str], None] = OrderedDict()
+        self._latest: OrderedDict[tuple[str, str], _Latest] = OrderedDict()
+        self.values = Values()
 
     def is_inline(self, at: Address) -> bool:
-        """Whether the last checkpoint seen of a thread and namespace had all its values inline."""
+        """Whether the latest checkpoint seen of a namespace had all its values inline."""
         with self._lock:
-            return (at.thread_id, at.checkpoint_ns) in self._inline
+            latest = self._latest.get((at.thread_id, at.checkpoint_ns))
+        return latest is not None and latest.inline
+
+    def expected(self, at: Address, now: datetime) -> Expected | None:
+        """What a read at this address will find, if that is known with all its values.
+
+        None for the latest of a thread where somebody else had put a later one the last time.
+        """
+        if at.checkpoint_id is None:
+            with self._lock:
+                latest = self._latest.get((at.thread_id, at.checkpoint_ns))
+            if latest is None or not latest.trusted:
+                return None
+            at = at.at(latest.checkpoint_id)
+        known = self.known(at, now)
+        if known is None:
+            return None
+        values: dict[bytes, Value] = {}
+        for entry in known.facts.values():
+            if isinstance(entry, Blob):
+                value = self.values.get(entry.key)
+                if value is None or not value.gives(entry.tail):
+                    return None
+                values[entry.key] = value
+        keys = [segment.key for value in values.values() for segment in value.stored.segments]
+        return Expected(values, list(dict.fromkeys(keys)))
 
     def get(self, address: Address) -> Facts | None:
         known = self.known(address)
@@ -104,24 +184,43 @@ class Cache:
                 if known is not None:
                     self._facts[address] = replace(known, expires_at=expires_at)
 
-    def put(self, address: Address, facts: Facts, expires_at: datetime | None = None) -> None:
+    def put(
+        self,
+        address: Address,
+        facts: Facts,
+        expires_at: datetime | None = None,
+        *,
+        is_latest: bool = False,
+    ) -> None:
+        """Remember a checkpoint; `is_latest` where a read of the latest one has found it."""
+        own = str(address.checkpoint_id)
+        scope = (address.thread_id, address.checkpoint_ns)
+        inline = all(isinstance(entry, Inline) for entry in facts.values())
         with self._lock:
             self._facts[address] = Known(facts, expires_at)
             self._facts.move_to_end(address)
             if len(self._facts) > self._size:
                 self._facts.popitem(last=False)
-            scope = (address.thread_id, address.checkpoint_ns)
-            self._inline.pop(scope, None)
-            if all(isinstance(entry, Inline) for entry in facts.values()):
-                self._inline[scope] = None
-                if len(self._inline) > self._size:
-                    self._inline.popitem(last=False)
+            former = self._latest.pop(scope, None)
+            if former is None:
+                latest = _Latest(own, True, inline)
+            elif is_latest:
+                latest = _Latest(own, former.checkpoint_id == own, inline)
+            elif own < former.checkpoint_id:
+                latest = former
+            else:
+                latest = _Latest(own, former.trusted, inline)
+            self._latest[scope] = latest
+            if len(self._latest) > self._size:
+                self._latest.popitem(last=False)
 
     def forget_threads(self, thread_ids: Iterable[str]) -> None:
         gone = set(thread_ids)
         with self._lock:
             for address in [a for a in self._facts if a.thread_id in gone]:
                 del self._facts[address]
+            for scope in [s for s in self._latest if s[0] in gone]:
+                del self._latest[scope]
 
 
 class Shared:

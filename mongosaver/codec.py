@@ -44,7 +44,6 @@ from mongosaver.errors import (
 )
 from mongosaver.identifiers import Address
 from mongosaver.schema import (
-    CHECKPOINT_KEY,
     FORMAT,
     INLINE_ALWAYS,
     INLINE_BUDGET,
@@ -66,6 +65,8 @@ _ALWAYS_SEARCHABLE: Final = frozenset({"source", "step", "run_id"})
 _SEARCH_VALUE: Final = 512
 _SEARCH_BUDGET: Final = 8 * 1024
 _ANY_KEY: Final = "*"
+RECALLED: Final = 1024 * 1024
+"""Values up to this many bytes may be kept in memory."""
 
 Version = str | int | float | None
 
@@ -123,6 +124,33 @@ class Blob:
 
 
 Facts = Mapping[str, Inline | Blob]
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """One version of a value with its bytes at hand, which lie in blobs and maybe a tail.
+
+    Attributes:
+        stored: How the blobs hold it.
+        tail: As in `Blob`.
+        data: The payload.
+    """
+
+    stored: Stored
+    tail: tuple[bytes, bytes] | None
+    data: bytes
+
+    def gives(self, tail: tuple[bytes, bytes] | None) -> bool:
+        """Whether this is enough to make the version of the same blobs with that tail."""
+        return tail is not None or self.tail is None
+
+    def version(self, tail: tuple[bytes, bytes] | None) -> bytes:
+        """The payload of that version."""
+        if tail == self.tail:
+            return self.data
+        head, rest = tail or (b"", b"")
+        _, body = segments.split(self.stored.type, self.data)
+        return b"".join((head, body[: self.stored.segments[-1].end], rest))
 
 
 class Hole(Exception):
@@ -469,7 +497,11 @@ class Encoded:
 
 
 def encode(
-    draft: Draft, placement: Placement, bases: Mapping[str, Stored], now: datetime
+    draft: Draft,
+    placement: Placement,
+    bases: Mapping[str, Stored],
+    now: datetime,
+    recalled: Mapping[bytes, Value] | None = None,
 ) -> Encoded:
     """Documents of a put.
 
@@ -478,6 +510,7 @@ def encode(
         placement: Where each value goes.
         bases: How the parent's value of a channel is stored, for channels that get a new blob.
         now: Written as `created_at`.
+        recalled: Values with their bytes, by the key of their head, which need not be hashed.
 
     Raises:
         PayloadTooLarge: The checkpoint's own document would pass MongoDB's limit.
@@ -491,7 +524,9 @@ def encode(
         version = draft.versions.get(channel)
         base = bases.get(channel)
         if base is not None and channel not in placement.whole:
-            tail = segments.tail(payload.type, payload.data, base, min(TAIL, room))
+            former = recalled.get(base.key) if recalled else None
+            data = former.data if former else None
+            tail = segments.tail(payload.type, payload.data, base, min(TAIL, room), data)
             if tail is not None:
                 facts[channel] = Blob(version, base.key, len(payload.data), base, tail)
                 room -= len(tail[1])
@@ -712,7 +747,7 @@ def config_of(at: Address) -> RunnableConfig:
 
 
 def address_of(document: Document) -> Address:
-    return Address(*(document[field] for field in CHECKPOINT_KEY))
+    return Address(document["thread_id"], document["checkpoint_ns"], document["checkpoint_id"])
 
 
 def blob_keys(document: Document) -> list[bytes]:
@@ -746,10 +781,15 @@ def facts_of(document: Document, versions: ChannelVersions, stored: Mapping[str,
             entry["k"],
             entry["size"],
             stored.get(channel),
-            (entry["h"], entry["d"]) if "d" in entry else None,
+            tail_of(entry),
             entry.get("n", 0),
         )
     return facts
+
+
+def tail_of(entry: Document) -> tuple[bytes, bytes] | None:
+    """The tail of a value that a checkpoint names as a blob."""
+    return (entry["h"], entry["d"]) if "d" in entry else None
 
 
 def stored_of(head: Document, channel: str, blobs: Mapping[bytes, Document]) -> Stored:
@@ -827,10 +867,11 @@ def load_writes(serde: SerializerProtocol, documents: Iterable[Document]) -> lis
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """A checkpoint as LangGraph takes it, and how it is stored."""
+    """A checkpoint as LangGraph takes it, how it is stored, and its values that are in blobs."""
 
     row: CheckpointTuple
     facts: Facts
+    values: list[Value]
 
 
 def decode(
@@ -842,6 +883,8 @@ def decode(
     *,
     metadata: dict[str, Any] | None = None,
     next_version: Callable[[Any, None], Any] | None = None,
+    recalled: Mapping[bytes, Value] | None = None,
+    remember: bool = True,
 ) -> Decoded:
     """A checkpoint tuple from documents.
 
@@ -854,6 +897,8 @@ def decode(
             gets them as a channel value.
         metadata: Its metadata, where that was loaded before.
         next_version: Makes that channel's version where the checkpoint has no versions.
+        recalled: Values that need no blobs, by the key of their head.
+        remember: Whether its facts and values are wanted beside the row.
 
     Raises:
         Hole: A blob or a part of a write is missing.
@@ -863,12 +908,23 @@ def decode(
         entry["c"]: load(serde, Payload(entry["t"], entry["d"])) for entry in document["inline"]
     }
     stored: dict[str, Stored] = {}
+    found: list[Value] = []
     for entry in document["blobs"]:
-        channel = entry["c"]
-        values[channel] = load(serde, value_of(entry, blobs))
-        stored[channel] = stored_of(blobs[entry["k"]], channel, blobs)
+        channel, key, tail = entry["c"], entry["k"], tail_of(entry)
+        known = recalled.get(key) if recalled else None
+        if known is None:
+            payload = value_of(entry, blobs)
+        else:
+            payload = Payload(known.stored.type, known.version(tail))
+            if len(payload.data) != entry["size"]:
+                raise Hole(channel, key)
+        values[channel] = load(serde, payload)
+        if remember:
+            stored[channel] = known.stored if known else stored_of(blobs[key], channel, blobs)
+            if len(payload.data) <= RECALLED:
+                found.append(Value(stored[channel], tail, payload.data))
     versions: ChannelVersions = loaded.get("channel_versions") or {}
-    facts = facts_of(document, dict(versions), stored)
+    facts = facts_of(document, dict(versions), stored) if remember else {}
     queued = [write[2] for write in load_writes(serde, sends)]
     if queued:
         values[TASKS] = queued
@@ -887,4 +943,4 @@ def decode(
         parent_config=config_of(at.at(parent)) if parent else None,
         pending_writes=load_writes(serde, writes),
     )
-    return Decoded(row, facts)
+    return Decoded(row, facts, found)

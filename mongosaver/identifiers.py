@@ -79,6 +79,10 @@ def run(value: object) -> str | None:
 
 
 def _configurable(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    # A dict is told by its type first: to ask an abstract class costs as much as all the rest.
+    if type(config) is dict and type(config.get("configurable")) is dict:
+        own: dict[str, Any] = config["configurable"]
+        return own
     if not isinstance(config, Mapping) or not isinstance(config.get("configurable"), Mapping):
         raise IdentifierTypeError(
             'a config needs a mapping "configurable", such as {"configurable": {"thread_id": "1"}}'
@@ -89,19 +93,25 @@ def _configurable(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def optional(config: Mapping[str, Any], what: str) -> str | None:
     """Text of an id that a config may leave out, hold as None or as an empty string."""
-    value = _configurable(config).get(what)
-    return None if value is None else text(value, what) or None
+    return _optional(_configurable(config), what) or None
 
 
 def namespace(config: Mapping[str, Any]) -> str | None:
     """A config's namespace; None where it names none."""
-    value = _configurable(config).get("checkpoint_ns")
-    return None if value is None else text(value, "checkpoint_ns")
+    return _optional(_configurable(config), "checkpoint_ns")
+
+
+def _optional(configurable: Mapping[str, Any], what: str) -> str | None:
+    value = configurable.get(what)
+    return None if value is None else text(value, what)
 
 
 def thread_of(config: Mapping[str, Any]) -> str:
     """A config's thread id."""
-    configurable = _configurable(config)
+    return _thread_of(_configurable(config))
+
+
+def _thread_of(configurable: Mapping[str, Any]) -> str:
     if "thread_id" not in configurable:
         raise IdentifierValueError(
             'config["configurable"] has no "thread_id". A graph with a checkpointer needs one for'
@@ -112,4 +122,9 @@ def thread_of(config: Mapping[str, Any]) -> str:
 
 def address(config: Mapping[str, Any]) -> Address:
     """Where a config points; a missing namespace is the root graph's."""
-    return Address(thread_of(config), namespace(config) or "", optional(config, "checkpoint_id"))
+    configurable = _configurable(config)
+    return Address(
+        _thread_of(configurable),
+        _optional(configurable, "checkpoint_ns") or "",
+        _optional(configurable, "checkpoint_id") or None,
+    )

@@ -24,7 +24,8 @@ from langgraph.checkpoint.base import CheckpointTuple
 from pymongo.errors import OperationFailure
 
 from mongosaver import codec, identifiers
-from mongosaver.codec import Decoded, Hole
+from mongosaver.cache import Expected
+from mongosaver.codec import Decoded, Hole, Value
 from mongosaver.errors import IncompleteCheckpoint
 from mongosaver.identifiers import Address
 from mongosaver.ops import Aggregate, Compute, Find, Plan
@@ -49,6 +50,9 @@ DocumentDB's, `$lookup` into a sharded collection, and unknown fields or stages.
 _TOO_LARGE: Final = frozenset({4568, 10334})
 """Codes for a row above 16 MB: metadata of many megabytes beside many writes, say. This one
 checkpoint is then read by finds."""
+
+MANY_KEYS: Final = 200
+"""Of so many blobs at most it is asked whether they are there, instead of fetching them."""
 
 _NEWEST: Final = (("checkpoint_id", -1),)
 
@@ -77,19 +81,26 @@ def _get_tuple(ctx: Context, at: Address) -> Plan[CheckpointTuple | None]:
             below = found.checkpoint["checkpoint_id"]
             continue
         here, until = codec.address_of(found.checkpoint), found.checkpoint.get("expires_at")
-        ctx.shared.cache.put(here, decoded.facts, until)
+        is_latest = at.checkpoint_id is None
+        ctx.shared.cache.put(here, decoded.facts, until, is_latest=is_latest)
+        for value in decoded.values:
+            ctx.shared.cache.values.put(value)
         yield from expiry.after_read(ctx, at.thread_id, until)
         return decoded.row
 
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """Documents of one checkpoint: itself, its blobs by key, its writes, its parent's sends."""
+    """Documents of one checkpoint: itself, its blobs by key, its writes, its parent's sends.
+
+    `recalled` are those of its values that are in memory already, by the key of their head.
+    """
 
     checkpoint: Document
     blobs: Mapping[bytes, Document]
     writes: Sequence[Document]
     sends: Sequence[Document]
+    recalled: Mapping[bytes, Value] = field(default_factory=dict)
 
 
 def _read(ctx: Context, at: Address, below: str | None) -> Plan[_Found | None]:
@@ -100,21 +111,27 @@ def _read(ctx: Context, at: Address, below: str | None) -> Plan[_Found | None]:
         where["checkpoint_id"] = {"$lt": below}
     if not ctx.shared.read_by_finds:
         inline = ctx.shared.cache.is_inline(at)
+        expected = None if inline or below else ctx.shared.cache.expected(at, ctx.now)
+        if expected is not None and len(expected.keys) <= MANY_KEYS:
+            stages = expecting(at, where, expected)
+        else:
+            expected = None
+            stages = pipeline(at, where, inline=inline)
         try:
-            rows = yield Aggregate(Name.CHECKPOINTS, pipeline(at, where, inline=inline))
+            rows = yield Aggregate(Name.CHECKPOINTS, stages)
         except OperationFailure as error:
             if error.code in REFUSALS:
                 ctx.shared.read_by_finds = True
             elif error.code not in _TOO_LARGE:
                 raise
         else:
-            return (yield from _complete(rows[0])) if rows else None
+            return (yield from _complete(rows[0], expected)) if rows else None
     rows = yield Find(Name.CHECKPOINTS, where, sort=_NEWEST, limit=1)
     if not rows:
         return None
     codec.check_format(rows[0], "checkpoints collection")
     blobs = yield from _blobs(codec.address_of(rows[0]), codec.blob_keys(rows[0]), {})
-    return (yield from _with_writes(rows[0], blobs))
+    return (yield from _with_writes(rows[0], blobs, {}))
 
 
 def pipeline(at: Address, where: Document, *, inline: bool) -> list[Document]:
@@ -127,8 +144,7 @@ def pipeline(at: Address, where: Document, *, inline: bool) -> list[Document]:
             all) and no writes of its parent's: each stage costs a small thread more than its data.
     """
     scope = {"thread_id": at.thread_id, "checkpoint_ns": at.checkpoint_ns}
-    newest: list[Document] = [{"$sort": {"checkpoint_id": -1}}, {"$limit": 1}]
-    stages: list[Document] = [{"$match": where}, *([] if at.checkpoint_id else newest)]
+    stages = _one(at, where)
     if not inline:
         large = {"$gt": ["$bytes", MAX_AGGREGATE]}
         early = {"$gt": ["$v", None]}
@@ -143,9 +159,39 @@ def pipeline(at: Address, where: Document, *, inline: bool) -> list[Document]:
             _lookup(Name.BLOBS, "keys", "key", [{"$match": scope}], "heads"),
             _lookup(Name.BLOBS, "heads.chain", "key", [{"$match": scope}], "segments"),
         ]
-    own = "checkpoint_id" if inline else "writers"
+    return [*stages, _writes(at, "checkpoint_id" if inline else "writers")]
+
+
+def expecting(at: Address, where: Document, expected: Expected) -> list[Document]:
+    """One checkpoint, which of the expected blobs are there, and its pending writes.
+
+    Whether a blob is there is decided by the index alone: its bytes are neither read nor sent.
+
+    Args:
+        at: Thread and namespace.
+        where: Conditions on the checkpoint.
+        expected: What it will probably be; `_complete` reads what it is not.
+    """
+    scope = {"thread_id": at.thread_id, "checkpoint_ns": at.checkpoint_ns}
+    stages = _one(at, where)
+    if expected.keys:
+        there: list[Document] = [
+            {"$match": {**scope, "key": {"$in": expected.keys}}},
+            {"$project": {"_id": 0, "key": 1}},
+        ]
+        stages.append({"$lookup": {"from": Name.BLOBS, "pipeline": there, "as": "there"}})
+    return [*stages, _writes(at, "checkpoint_id")]
+
+
+def _writes(at: Address, own: str) -> Document:
+    scope = {"thread_id": at.thread_id, "checkpoint_ns": at.checkpoint_ns}
     first: list[Document] = [{"$match": {**scope, "part": 0}}, {"$limit": MANY_WRITES}]
-    return [*stages, _lookup(Name.WRITES, own, "checkpoint_id", first, "writes")]
+    return _lookup(Name.WRITES, own, "checkpoint_id", first, "writes")
+
+
+def _one(at: Address, where: Document) -> list[Document]:
+    newest: list[Document] = [{"$sort": {"checkpoint_id": -1}}, {"$limit": 1}]
+    return [{"$match": where}, *([] if at.checkpoint_id else newest)]
 
 
 def _lookup(
@@ -162,33 +208,48 @@ def _lookup(
     }
 
 
-def _complete(row: Document) -> Plan[_Found]:
+def _complete(row: Document, expected: Expected | None) -> Plan[_Found]:
     """What an aggregate returned, and by finds what it left out."""
     codec.check_format(row, "checkpoints collection")
     whole = "heads" in row and row["bytes"] <= MAX_AGGREGATE
     blobs: dict[bytes, Document] = {
         blob["key"]: blob for blob in (*row.pop("segments", ()), *row.pop("heads", ()))
     }
-    keys = codec.blob_keys(row)
+    recalled = _recalled(row, expected) if expected else {}
+    keys = [key for key in codec.blob_keys(row) if key not in recalled]
     if keys and not whole:
         blobs = yield from _blobs(codec.address_of(row), keys, {})
     writes: list[Document] = row.pop("writes")
     early = row["parent_checkpoint_id"] and codec.is_early(row.get("v"))
     partial = len(writes) == MANY_WRITES or any("parts" in write for write in writes)
     if partial or (early and "writers" not in row):
-        return (yield from _with_writes(row, blobs))
+        return (yield from _with_writes(row, blobs, recalled))
     own, sends = _by_checkpoint(row, writes)
-    return _Found(row, blobs, own, sends)
+    return _Found(row, blobs, own, sends, recalled)
 
 
-def _with_writes(row: Document, blobs: Mapping[bytes, Document]) -> Plan[_Found]:
+def _recalled(row: Document, expected: Expected) -> dict[bytes, Value]:
+    """Those of a checkpoint's values that are in memory and whose blobs are all there."""
+    there = {blob["key"] for blob in row.pop("there", ())}
+    return {
+        key: value
+        for entry in row["blobs"]
+        if (value := expected.values.get(key := entry["k"]))
+        and value.gives(codec.tail_of(entry))
+        and all(segment.key in there for segment in value.stored.segments)
+    }
+
+
+def _with_writes(
+    row: Document, blobs: Mapping[bytes, Document], recalled: Mapping[bytes, Value]
+) -> Plan[_Found]:
     """The same with all pending writes, by a find."""
     at = codec.address_of(row)
     wanted = filters.checkpoint(at)
     if row["parent_checkpoint_id"] and codec.is_early(row.get("v")):
         wanted["checkpoint_id"] = {"$in": [at.checkpoint_id, row["parent_checkpoint_id"]]}
     own, sends = _by_checkpoint(row, (yield Find(Name.WRITES, wanted)))
-    return _Found(row, blobs, own, sends)
+    return _Found(row, blobs, own, sends, recalled)
 
 
 def _by_checkpoint(
@@ -218,7 +279,10 @@ def _blobs(
 
 
 def _decode(ctx: Context, found: _Found, metadata: dict[str, Any] | None = None) -> Plan[Decoded]:
-    """LangGraph's objects, off the event loop where they are large."""
+    """LangGraph's objects, off the event loop where they are large.
+
+    Rows of lists, whose metadata were loaded before, are not remembered.
+    """
 
     def decode() -> Decoded:
         return codec.decode(
@@ -229,6 +293,8 @@ def _decode(ctx: Context, found: _Found, metadata: dict[str, Any] | None = None)
             found.sends,
             metadata=metadata,
             next_version=ctx.next_version,
+            recalled=found.recalled,
+            remember=metadata is None,
         )
 
     size = found.checkpoint["bytes"] + sum(len(write["data"]) for write in found.writes)

@@ -19,7 +19,7 @@ from pymongo.errors import BulkWriteError, DuplicateKeyError
 
 from mongosaver import codec, identifiers
 from mongosaver.cache import Known
-from mongosaver.codec import Blob, Draft, Facts, Hole, Placement
+from mongosaver.codec import Blob, Draft, Facts, Hole, Placement, Value
 from mongosaver.identifiers import Address
 from mongosaver.ops import (
     Compute,
@@ -77,9 +77,11 @@ def _put(ctx: Context, ttl: Ttl | None, draft: Draft, known: Known | None) -> Pl
     facts = known.facts if known else {}
     placement = codec.place(draft, facts)
     bases = yield from _bases(draft.address, facts, placement)
+    values = ctx.shared.cache.values
+    recalled = {base.key: value for base in bases.values() if (value := values.get(base.key))}
 
     def encode() -> codec.Encoded:
-        return codec.encode(draft, placement, bases, ctx.now)
+        return codec.encode(draft, placement, bases, ctx.now, recalled)
 
     encoded = (yield Compute(encode, draft.size)) if draft.size > OFF_LOOP else encode()
     dates = yield from expiry.before_put(ctx, ttl, draft.address.thread_id, known)
@@ -88,6 +90,10 @@ def _put(ctx: Context, ttl: Ttl | None, draft: Draft, known: Known | None) -> Pl
         blob.update(dates.stamp(Name.BLOBS))
     yield from _store(encoded)
     ctx.shared.cache.put(draft.address, encoded.facts, dates.checkpoint)
+    for channel, payload in placement.blobs.items():
+        entry = encoded.facts[channel]
+        if isinstance(entry, Blob) and entry.stored is not None:
+            values.put(Value(entry.stored, entry.tail, payload.data))
     return codec.config_of(draft.address)
 
 

@@ -127,6 +127,86 @@ def test_a_small_thread_that_grew_is_completed_by_finds(thread: Thread) -> None:
     assert stages(again).count("$lookup") == 3
 
 
+# --- values in memory
+
+
+def read_before(thread: Thread) -> Shared:
+    """Returns the memory of a saver that has read the thread's latest checkpoint."""
+    shared = Shared()
+    play(reading(shared), ("aggregate checkpoints", [thread.row("2")]))
+    return shared
+
+
+def there(thread: Thread, *ids: str) -> list[dict[str, bytes]]:
+    """Returns keys of the blobs of checkpoints, as an index has them."""
+    return [{"key": blob["key"]} for blob in (*thread.heads(*ids), *thread.chains(*ids))]
+
+
+def expected_row(thread: Thread, checkpoint_id: str, keys: list[dict[str, bytes]]) -> Any:
+    """Returns the row of a checkpoint of which blobs were expected."""
+    return {**thread.row(checkpoint_id, lookups=False), "there": keys}
+
+
+def test_values_in_memory_are_not_fetched(thread: Thread) -> None:
+    """Of the blobs that hold them it is asked whether they are there, by the index alone."""
+    shared = read_before(thread)
+    row = expected_row(thread, "2", there(thread, "2"))
+    played = play(reading(shared), ("aggregate checkpoints", [row]))
+    assert values(played.result) == {"chat": [*LONG, "x" * 5_000], "note": "second"}
+    assert played.result.pending_writes == [("task", "a", 1)]
+    (op,) = played.ops
+    assert isinstance(op, Aggregate)
+    lookup = op.pipeline[-2]["$lookup"]
+    match, project = lookup["pipeline"]
+    assert lookup["from"] is Name.BLOBS
+    assert match["$match"]["thread_id"] == "t"
+    assert match["$match"]["checkpoint_ns"] == "n"
+    assert sorted(match["$match"]["key"]["$in"]) == sorted(b["key"] for b in there(thread, "2"))
+    assert project == {"$project": {"_id": 0, "key": 1}}
+
+
+@pytest.mark.parametrize("gone", [0, 1, 2])
+def test_a_value_in_memory_does_not_hide_a_hole(thread: Thread, gone: int) -> None:
+    """Where one of its blobs is gone, a value counts as gone, though its bytes are at hand."""
+    shared = read_before(thread)
+    keys = there(thread, "2")
+    row = expected_row(thread, "2", [key for n, key in enumerate(keys) if n != gone])
+    lost = keys[gone]["key"]
+    checkpoint = thread.checkpoints["2"]
+    finds: list[Row] = [
+        ("find blobs", [blob for blob in thread.heads("2") if blob["key"] != lost]),
+    ]
+    if gone:
+        finds.append(("find blobs", [b for b in thread.chains("2") if b["key"] != lost]))
+    played = attempt(
+        reading(shared),
+        ("aggregate checkpoints", [row]),
+        *finds,
+        ("find checkpoints", [checkpoint]),
+        ("find checkpoints", list(thread.checkpoints.values())),
+    )
+    assert isinstance(played.error, IncompleteCheckpoint)
+
+
+def test_a_later_checkpoint_takes_from_memory_what_it_shares(thread: Thread) -> None:
+    """Somebody else added a few bytes: they come with the checkpoint, and the rest is at hand."""
+    shared = read_before(thread)
+    thread.put("3", {"chat": [*LONG, "x" * 5_000, "more"], "note": "third"}, "2")
+    row = expected_row(thread, "3", there(thread, "2"))
+    played = play(reading(shared), ("aggregate checkpoints", [row]))
+    assert values(played.result)["chat"] == [*LONG, "x" * 5_000, "more"]
+    again = play(reading(shared), ("aggregate checkpoints", [thread.row("3")]))
+    assert stages(again).count("$lookup") == 3
+
+
+def test_many_blobs_are_fetched(thread: Thread, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command does not grow with the number of blobs for ever."""
+    monkeypatch.setattr(read, "MANY_KEYS", len(there(thread, "2")) - 1)
+    shared = read_before(thread)
+    played = play(reading(shared), ("aggregate checkpoints", [thread.row("2")]))
+    assert stages(played).count("$lookup") == 3
+
+
 def test_large_values_come_by_finds(thread: Thread) -> None:
     """A checkpoint that says that it is large has no blobs in its row."""
     row = thread.row("2", heads=[], segments=[], bytes=MAX_AGGREGATE + 1)
