@@ -51,6 +51,8 @@ _TOO_LARGE: Final = frozenset({4568, 10334})
 """Codes for a row above 16 MB: metadata of many megabytes beside many writes, say. This one
 checkpoint is then read by finds."""
 
+_ONLY_KEY: Final = {"_id": 0, "key": 1}
+
 MANY_KEYS: Final = 200
 """Of so many blobs at most it is asked whether they are there, instead of fetching them."""
 
@@ -110,15 +112,9 @@ def _read(ctx: Context, at: Address, below: str | None) -> Plan[_Found | None]:
     elif below is not None:
         where["checkpoint_id"] = {"$lt": below}
     if not ctx.shared.read_by_finds:
-        inline = ctx.shared.cache.is_inline(at)
-        expected = None if inline or below else ctx.shared.cache.expected(at, ctx.now)
-        if expected is not None and len(expected.keys) <= MANY_KEYS:
-            stages = expecting(at, where, expected)
-        else:
-            expected = None
-            stages = pipeline(at, where, inline=inline)
+        expected = None if below else _expected(ctx, at)
         try:
-            rows = yield Aggregate(Name.CHECKPOINTS, stages)
+            rows = yield Aggregate(Name.CHECKPOINTS, pipeline(at, where, expected))
         except OperationFailure as error:
             if error.code in REFUSALS:
                 ctx.shared.read_by_finds = True
@@ -134,53 +130,48 @@ def _read(ctx: Context, at: Address, below: str | None) -> Plan[_Found | None]:
     return (yield from _with_writes(rows[0], blobs, {}))
 
 
-def pipeline(at: Address, where: Document, *, inline: bool) -> list[Document]:
+def _expected(ctx: Context, at: Address) -> Expected | None:
+    """The values that a read will probably find in memory: none where all were inline."""
+    if ctx.shared.cache.is_inline(at):
+        return Expected({}, [])
+    expected = ctx.shared.cache.expected(at, ctx.now)
+    return expected if expected is not None and len(expected.keys) <= MANY_KEYS else None
+
+
+def pipeline(at: Address, where: Document, expected: Expected | None) -> list[Document]:
     """One checkpoint with the blobs it names, their chains and its pending writes.
 
+    Of expected blobs it is only asked whether they are there. The index alone decides that: their
+    bytes are neither read nor sent.
+
     Args:
         at: Thread and namespace.
         where: Conditions on the checkpoint.
-        inline: Whether to expect that it names no blobs (`_complete` reads what it names after
-            all) and no writes of its parent's: each stage costs a small thread more than its data.
+        expected: The values that it will probably have, beside inline ones, and then no writes
+            of its parent's either: a small thread is charged more for a stage than for its data.
     """
     scope = {"thread_id": at.thread_id, "checkpoint_ns": at.checkpoint_ns}
-    stages = _one(at, where)
-    if not inline:
-        large = {"$gt": ["$bytes", MAX_AGGREGATE]}
+    large = {"$gt": ["$bytes", MAX_AGGREGATE]}
+    wanted: Any = "$blobs.k"
+    own, there = "checkpoint_id", []
+    fields: Document = {}
+    if expected is None:
         early = {"$gt": ["$v", None]}
         both = ["$checkpoint_id", "$parent_checkpoint_id"]
-        stages += [
-            {
-                "$set": {
-                    "keys": {"$cond": [large, [], "$blobs.k"]},
-                    "writers": {"$cond": [early, both, "$checkpoint_id"]},
-                }
-            },
-            _lookup(Name.BLOBS, "keys", "key", [{"$match": scope}], "heads"),
-            _lookup(Name.BLOBS, "heads.chain", "key", [{"$match": scope}], "segments"),
-        ]
-    return [*stages, _writes(at, "checkpoint_id" if inline else "writers")]
-
-
-def expecting(at: Address, where: Document, expected: Expected) -> list[Document]:
-    """One checkpoint, which of the expected blobs are there, and its pending writes.
-
-    Whether a blob is there is decided by the index alone: its bytes are neither read nor sent.
-
-    Args:
-        at: Thread and namespace.
-        where: Conditions on the checkpoint.
-        expected: What it will probably be; `_complete` reads what it is not.
-    """
-    scope = {"thread_id": at.thread_id, "checkpoint_ns": at.checkpoint_ns}
-    stages = _one(at, where)
-    if expected.keys:
-        there: list[Document] = [
-            {"$match": {**scope, "key": {"$in": expected.keys}}},
-            {"$project": {"_id": 0, "key": 1}},
-        ]
-        stages.append({"$lookup": {"from": Name.BLOBS, "pipeline": there, "as": "there"}})
-    return [*stages, _writes(at, "checkpoint_id")]
+        fields["writers"] = {"$cond": [early, both, "$checkpoint_id"]}
+        own = "writers"
+    elif expected.values:
+        wanted = {"$setDifference": [wanted, list(expected.values)]}
+        found = [{"$match": {**scope, "key": {"$in": expected.keys}}}, {"$project": _ONLY_KEY}]
+        there = [{"$lookup": {"from": Name.BLOBS, "pipeline": found, "as": "there"}}]
+    return [
+        *_one(at, where),
+        {"$set": {"keys": {"$cond": [large, [], wanted]}, **fields}},
+        _lookup(Name.BLOBS, "keys", "key", [{"$match": scope}], "heads"),
+        _lookup(Name.BLOBS, "heads.chain", "key", [{"$match": scope}], "segments"),
+        *there,
+        _writes(at, own),
+    ]
 
 
 def _writes(at: Address, own: str) -> Document:
@@ -211,13 +202,12 @@ def _lookup(
 def _complete(row: Document, expected: Expected | None) -> Plan[_Found]:
     """What an aggregate returned, and by finds what it left out."""
     codec.check_format(row, "checkpoints collection")
-    whole = "heads" in row and row["bytes"] <= MAX_AGGREGATE
     blobs: dict[bytes, Document] = {
         blob["key"]: blob for blob in (*row.pop("segments", ()), *row.pop("heads", ()))
     }
     recalled = _recalled(row, expected) if expected else {}
     keys = [key for key in codec.blob_keys(row) if key not in recalled]
-    if keys and not whole:
+    if row["bytes"] > MAX_AGGREGATE or (expected and not blobs.keys() >= set(keys)):
         blobs = yield from _blobs(codec.address_of(row), keys, {})
     writes: list[Document] = row.pop("writes")
     early = row["parent_checkpoint_id"] and codec.is_early(row.get("v"))

@@ -184,6 +184,26 @@ def test_get_tuple_is_one_command(ready: Face, thread: str) -> None:
                 assert sent == ["aggregate"]
 
 
+def test_get_tuple_after_another_saver_has_put_is_one_command(ready: Face, thread: str) -> None:
+    """What a saver remembers of a thread may be outdated; it still needs no second round trip."""
+    line = Line(ready, thread)
+    reader = newcomer(ready)
+    chat = ["small"]
+    for turn in range(6):
+        chat = [*chat, f"{turn} " * (900 if turn % 2 else 2)]
+        own = {"own": LARGE} if turn == 3 else {}
+        at = line.put({"chat": chat, "n": turn, **own})
+        for wanted in (config(thread), at, config(thread)):
+            sent = names(reader, lambda wanted=wanted: reader.get_tuple(wanted))
+            if ready.stage.by_finds:
+                assert set(sent) == {"find"}
+            else:
+                assert sent == ["aggregate"]
+            row = reader.get_tuple(wanted)
+            assert row is not None
+            assert row.checkpoint["channel_values"] == line.expected[row.checkpoint["id"]]
+
+
 def test_get_tuple_of_an_old_checkpoint_is_two_commands(ready: Face, thread: str) -> None:
     """Queued sends of a checkpoint before version 4 are one command more."""
     parent = ready.put(config(thread), checkpoint(v=1), metadata(), {})
