@@ -156,7 +156,7 @@ def _merging(bound: _Bound, op: Merge) -> list[Document]:
     into = {
         "into": bound[op.collection].name,
         "on": list(op.key),
-        "whenMatched": "keepExisting",
+        "whenMatched": [{"$set": {"touched_at": "$$new.created_at"}}],
         "whenNotMatched": "insert",
     }
     return [*op.pipeline, {"$merge": into}]

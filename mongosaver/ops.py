@@ -97,8 +97,8 @@ class UpdateMany:
 class Merge:
     """What a pipeline gives becomes new documents of the same collection, on the server.
 
-    A document that is there already, by the unique index `key`, stays. `hint` are the keys of the
-    index to read by. Result: None.
+    A document that is there already, by the unique index `key`, stays, with the new one's
+    `created_at` as its `touched_at`. `hint` are the keys of the index to read by. Result: None.
     """
 
     collection: Name

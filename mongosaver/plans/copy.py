@@ -6,8 +6,10 @@ Which ones is read before the first blob, so that a run which appends meanwhile 
 checkpoint into the copy whose blobs are not there.
 
 A copy that broke off is completed by repeating the call. It is recognised by its checkpoints: all
-carry this source, and the source's newest is missing. Any other thread with checkpoints is nobody's
-place for a copy. Keys of blobs are addresses of their contents and stay as they are.
+carry this source, and the source's newest is missing. What it has copied already stays and is
+*touched* (`touched_at`), so that nobody takes it for something that was left over. Any other
+thread with checkpoints is nobody's place for a copy. Keys of blobs are addresses of their contents
+and stay as they are.
 
 A copy does not belong to its source's runs (`run_id` is left out, the metadata keep it), so
 deleting those does not empty it. Its documents have their own `created_at`, and its checkpoints say
@@ -22,16 +24,16 @@ This file is pure: it imports only `identifiers`, `errors`, `ops`, `schema` and 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
-from pymongo.errors import BulkWriteError, DuplicateKeyError, OperationFailure
+from pymongo.errors import OperationFailure
 
 from mongosaver import codec, identifiers
 from mongosaver.errors import ThreadExists
-from mongosaver.ops import Find, Insert, Merge, Plan
+from mongosaver.ops import Find, Insert, Merge, Plan, UpdateMany
 from mongosaver.plans import expiry, filters
 from mongosaver.plans.context import Context
-from mongosaver.plans.write import is_own_duplicate
+from mongosaver.plans.write import unless_duplicate
 from mongosaver.schema import BLOB_KEY, CHECKPOINT_KEY, WRITE_KEY, Document, Name
 
 _REFUSALS: Final = frozenset({9, 40, 59, 115, 238, 303, 304, 16436, 40324, 51188, 51190})
@@ -96,7 +98,7 @@ def _copy_thread(ctx: Context, source: str, target: str) -> Plan[None]:
         if by_server:
             by_server = yield from _by_server(name, where, key, steps, own)
         if not by_server:
-            yield from _by_pages(name, where, steps, own)
+            yield from _by_pages(name, where, key, steps, own)
 
 
 def _check_target(source: str, target: str, newest: Document) -> Plan[None]:
@@ -132,7 +134,9 @@ def _by_server(
     return True
 
 
-def _by_pages(name: Name, where: Document, steps: Document, own: Document) -> Plan[None]:
+def _by_pages(
+    name: Name, where: Document, key: tuple[str, ...], steps: Document, own: Document
+) -> Plan[None]:
     """Copy through this process, in pages of a few megabytes."""
     order = tuple(steps.items())
     limit = _SMALLEST
@@ -143,7 +147,7 @@ def _by_pages(name: Name, where: Document, steps: Document, own: Document) -> Pl
             if len(rows) < limit:
                 rows += yield Find(name, {**where, **after}, None, order, limit - len(rows))
         if rows:
-            yield from _insert(name, [_copied(row, own) for row in rows])
+            yield from _insert(name, key, [_copied(row, own) for row in rows])
         if len(rows) < limit:
             return
         last = rows[-1]
@@ -174,9 +178,12 @@ def _copied(row: Document, own: Document) -> Document:
     return {**{field: value for field, value in row.items() if field not in _LEFT_OUT}, **own}
 
 
-def _insert(name: Name, documents: Sequence[Document]) -> Plan[Any]:
-    try:
-        yield Insert(name, documents)
-    except (DuplicateKeyError, BulkWriteError) as error:
-        if not is_own_duplicate(error, name):
-            raise
+def _insert(name: Name, key: tuple[str, ...], documents: Sequence[Document]) -> Plan[None]:
+    if (yield from unless_duplicate(Insert(name, documents), name)) is False:
+        # As `Merge` does: what an earlier copy has left is in use again, and must not be taken for
+        # something left over. What was taken for that just before is stored again.
+        found = [{field: document[field] for field in key} for document in documents]
+        where = {"thread_id": found[0]["thread_id"], "$or": found}
+        touch = {"$set": {"touched_at": documents[0]["created_at"]}}
+        if (yield UpdateMany(name, where, touch)) < len(documents):
+            yield from unless_duplicate(Insert(name, documents), name)

@@ -36,6 +36,7 @@ from mongosaver.plans.sweep import (
     needs,
     rebuilt,
     scan,
+    stateless,
     sweep,
 )
 from mongosaver.schema import Document, Name
@@ -186,12 +187,15 @@ def _thread(ctx: Context, thread_id: str, rule: _Rule) -> Plan[Removed | None]:
     """What went of one thread; None where it is left alone."""
     nodes = yield from scan(thread_id)
     there = [node for node in nodes.values() if node.deleted_at is None]
-    if rule.skip_interrupted and (yield from is_interrupted(thread_id, there)):
+    # What a graph has put on a thread that was deleted is the newest of nothing.
+    no_states = yield from stateless(thread_id, nodes, there)
+    states = [node for node in there if node.key not in no_states]
+    if rule.skip_interrupted and (yield from is_interrupted(thread_id, states)):
         return None
     if rule.delete:
         doomed = there if _is_idle(there, rule.older_than) else []
     else:
-        kept = yield from _kept(ctx, thread_id, nodes, _chosen(there, rule))
+        kept = yield from _kept(ctx, thread_id, nodes, _chosen(states, rule))
         doomed = [node for node in there if node.key not in kept]
     if not doomed and len(there) == len(nodes):
         return Removed()

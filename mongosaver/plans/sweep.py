@@ -204,6 +204,42 @@ def _page(thread_id: str, last: Key | None) -> Plan[list[Document]]:
     return rows
 
 
+def stateless(thread_id: str, nodes: Nodes, some: Iterable[Node]) -> Plan[set[Key]]:
+    """Those of some checkpoints that are no state: values are missing, and an ancestor is gone.
+
+    So it is with what a graph has put on a thread that was deleted meanwhile. Nothing is asked of
+    the server unless an ancestor is gone.
+    """
+    adrift: set[Key | None] = set()
+    for node in _downwards(nodes):
+        parent = node.parent_key
+        if parent is not None and (parent not in nodes or parent in adrift):
+            adrift.add(node.key)
+    suspects = [node for node in some if node.key in adrift]
+    wanted = [(node.checkpoint_ns, key) for node in suspects for _, key, _ in node.blobs]
+    chains: dict[tuple[str, bytes], Sequence[bytes]] = {}
+
+    def add(ns: str, head: bytes, chain: Sequence[bytes]) -> None:
+        chains[ns, head] = chain
+
+    yield from _chains(thread_id, _by_namespace(wanted), add)
+    inner = [(ns, key) for (ns, _), chain in chains.items() for key in chain]
+    there = set(chains)
+    for where in _commands(thread_id, _by_namespace(inner), "key"):
+        for row in (yield Find(Name.BLOBS, where, {"_id": 0, "checkpoint_ns": 1, "key": 1})):
+            there.add((row["checkpoint_ns"], row["key"]))
+
+    def is_whole(node: Node) -> bool:
+        ns = node.checkpoint_ns
+        heads = [key for _, key, _ in node.blobs]
+        return all(
+            (ns, head) in there and all((ns, key) in there for key in chains.get((ns, head), ()))
+            for head in heads
+        )
+
+    return {node.key for node in suspects if not is_whole(node)}
+
+
 # --- what remaining checkpoints need of their ancestors ----------------------------------------
 
 
@@ -523,7 +559,7 @@ def sweep(
     kept = [nodes[key] for key in nodes if key not in gone or key in needed]
     bases = [node for node in kept if node.key in gone]
     if not dry_run:
-        yield from _unlink(thread_id, kept, {node.key for node in freed})
+        yield from _unlink(thread_id, nodes, kept, {node.key for node in freed})
         yield from _hide_parents(thread_id, kept, {node.key for node in bases})
     writes = yield from _writes(thread_id, freed, bases, needed, runs, writers, dry_run=dry_run)
     blobs, stuck = yield from _blobs(ctx, thread_id, freed, kept, dry_run=dry_run)
@@ -539,9 +575,16 @@ def sweep(
     return Removed(removed, writes, blobs)
 
 
-def _unlink(thread_id: str, kept: Iterable[Node], freed: Collection[Key]) -> Plan[None]:
-    """A checkpoint that stays, and whose parent goes, has no parent."""
-    for oids in _batches([node.oid for node in kept if node.parent_key in freed], BATCH):
+def _unlink(
+    thread_id: str, nodes: Nodes, kept: Iterable[Node], freed: Collection[Key]
+) -> Plan[None]:
+    """A checkpoint that stays, and whose parent goes, has no parent.
+
+    One that is no state keeps it: that the parent is gone is how readers tell it from damage.
+    """
+    some = [node for node in kept if node.parent_key in freed]
+    no_states = yield from stateless(thread_id, nodes, some)
+    for oids in _batches([node.oid for node in some if node.key not in no_states], BATCH):
         yield UpdateMany(
             Name.CHECKPOINTS,
             {"thread_id": thread_id, "_id": {"$in": oids}},

@@ -152,12 +152,12 @@ def _store(encoded: codec.Encoded) -> Plan[None]:
         blobs = Insert(Name.BLOBS, encoded.blobs)
         if encoded.blob_bytes <= MAX_TRANSACTION:
             both = Together((blobs, checkpoint))
-            if (yield from _unless_duplicate(both, Name.BLOBS, Name.CHECKPOINTS)):
+            if (yield from unless_duplicate(both, Name.BLOBS, Name.CHECKPOINTS)):
                 return
         for batch in _batches(encoded.blobs):
-            if (yield from _unless_duplicate(Insert(Name.BLOBS, batch), Name.BLOBS)) is False:
+            if (yield from unless_duplicate(Insert(Name.BLOBS, batch), Name.BLOBS)) is False:
                 yield from _touch(encoded, batch)
-    if (yield from _unless_duplicate(checkpoint, Name.CHECKPOINTS)) is False:
+    if (yield from unless_duplicate(checkpoint, Name.CHECKPOINTS)) is False:
         # It was put before: payload, metadata and values are replaced, its writes stay.
         key = {field: encoded.document[field] for field in CHECKPOINT_KEY}
         yield Replace(Name.CHECKPOINTS, key, encoded.document)
@@ -188,7 +188,7 @@ def _restore(encoded: codec.Encoded) -> Plan[None]:
     found = yield Find(Name.BLOBS, filters.blobs(at, keys), {"_id": 0, "key": 1})
     if len(found) < len(keys):
         for batch in _batches(encoded.blobs):
-            yield from _unless_duplicate(Insert(Name.BLOBS, batch), Name.BLOBS)
+            yield from unless_duplicate(Insert(Name.BLOBS, batch), Name.BLOBS)
 
 
 def _touch(encoded: codec.Encoded, blobs: Sequence[Document]) -> Plan[None]:
@@ -209,10 +209,10 @@ def _touch(encoded: codec.Encoded, blobs: Sequence[Document]) -> Plan[None]:
     touched = yield UpdateMany(Name.BLOBS, where, touch)
     if touched < len(blobs):
         again = Insert(Name.BLOBS, [{**blob, "touched_at": now} for blob in blobs])
-        yield from _unless_duplicate(again, Name.BLOBS)
+        yield from unless_duplicate(again, Name.BLOBS)
 
 
-def _unless_duplicate(op: Op, *own: Name) -> Plan[Any]:
+def unless_duplicate(op: Op, *own: Name) -> Plan[Any]:
     """Result of an insert; False where all that went wrong is that something is there already."""
     try:
         return (yield op)
@@ -268,7 +268,7 @@ def _put_writes(draft: codec.DraftWrites, stamp: Document) -> Plan[None]:
         document.update(stamp)
     for batch in _batches(documents):
         if draft.first_stays:
-            inserted = yield from _unless_duplicate(Insert(Name.WRITES, batch), Name.WRITES)
+            inserted = yield from unless_duplicate(Insert(Name.WRITES, batch), Name.WRITES)
             if inserted is False and stamp:
                 fields = (*CHECKPOINT_KEY, "task_id")
                 early = {"expires_at": {"$lt": stamp["expires_at"]}}
@@ -286,7 +286,7 @@ def _put_writes(draft: codec.DraftWrites, stamp: Document) -> Plan[None]:
             ],
         )
         # Two upserts of one slot at the same moment can collide; a second try finds it there.
-        if (yield from _unless_duplicate(updates, Name.WRITES)) is False:
+        if (yield from unless_duplicate(updates, Name.WRITES)) is False:
             yield updates
 
 

@@ -527,6 +527,22 @@ def test_a_lease_runs_by_the_servers_clock(mongo_face: Face) -> None:
     assert migrated(mongo_face, wait=10) == MIGRATIONS
 
 
+def test_renewing_a_lease_makes_it_longer(mongo_face: Face) -> None:
+    """Its holder moves the end and not the beginning; nobody else moves anything."""
+    me, other = runner(mongo_face.collection), runner(mongo_face.collection)
+    first = run(mongo_face, migrations._lease(me))
+    time.sleep(0.02)
+    assert run(mongo_face, migrations._lease(other)) == first
+    second = run(mongo_face, migrations._lease(me))
+    assert first["owner"] == second["owner"] == me.id
+    assert second["since"] == first["since"] == first["renewed"]
+    assert second["until"] > first["until"]
+    run(mongo_face, migrations.release(other))
+    assert run(mongo_face, migrations._lease(other)) == second
+    run(mongo_face, migrations.release(me))
+    assert run(mongo_face, migrations._lease(other))["owner"] == other.id
+
+
 def test_the_holder_of_the_lock_is_shown(mongo_face: Face) -> None:
     """`status` names who is at it, until when."""
     seen = []

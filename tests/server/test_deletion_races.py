@@ -729,6 +729,42 @@ def test_thread_begins_again_after_a_removal(make: Callable[..., Face], removal:
     remove(face, removal, thread)
 
 
+def late(face: Face) -> Thread:
+    """Returns a removed thread that began again, and on whose old line a graph has put since."""
+    thread = begun(face)
+    face.another().delete_thread(thread.id)
+    thread.face = face.another()
+    thread.put(Put(warm=False, in_transaction=True, parent=None))
+    thread.face = face
+    for parent in (2, 4):
+        thread.put(Put(warm=True, in_transaction=True, parent=parent))
+    assert look(thread, face.another()) == [thread.order[3]]
+    return thread
+
+
+@pytest.mark.parametrize("options", [{}, {"keep_last": 1}, {"keep_last": 2}], ids=str)
+def test_prune_keeps_the_newest_that_is_a_state(
+    make: Callable[..., Face], options: dict[str, Any]
+) -> None:
+    """What a late graph has put on a removed thread is the newest of nothing, and goes."""
+    face = make("sync")
+    thread = late(face)
+    face.another().call("prune", [thread.id], **options)
+    assert look(thread, face.another()) == [thread.order[3]]
+    assert counts(face, thread.id)[0] == 1
+
+
+def test_rollback_leaves_what_is_no_state_as_it_was(make: Callable[..., Face]) -> None:
+    """A late checkpoint whose late parent is rolled back is skipped as before, not damaged."""
+    face = make("sync")
+    thread = late(face)
+    ids = {"thread_id": thread.id, "checkpoint_id": thread.order[4]}
+    face.collection.update_one(ids, {"$set": {"run_id": "late"}})
+    face.another().call("delete_for_runs", ["late"])
+    assert counts(face, thread.id)[0] == 2
+    assert look(thread, face.another()) == [thread.order[3]]
+
+
 # --- a removal that ends early -----------------------------------------------------------------
 
 

@@ -17,7 +17,7 @@ import pytest
 from bson import ObjectId
 
 from mongosaver import IncompleteCheckpoint, codec
-from mongosaver.ops import Insert, UpdateMany
+from mongosaver.ops import Find, Insert, Merge, UpdateMany
 from mongosaver.plans import copy, delete, gc, prune, runs, verify, write
 from mongosaver.schema import Name
 from tests.contract.samples import Line, checkpoint, config, metadata
@@ -1309,6 +1309,30 @@ def test_operation_and_gc_in_many_orders(
         back(site, by=2 * HOUR)
         collected(site, gc.rule(HOUR))
         assert normal(stored(site)) == after
+
+
+@pytest.mark.parametrize("operation", [copying, copying_by_pages], ids=lambda each: each.__name__)
+def test_old_half_of_a_copy_is_completed_beside_gc(
+    site: Face, operation: Callable[[Face, Thread], Stepped]
+) -> None:
+    """In 40 of their orders: what the first try has left is either gone or in use again."""
+    thread = begun(site)
+    first = operation(site, thread)
+    while not (isinstance(first.op, (Merge, Find)) and first.op.collection is Name.WRITES):
+        first.step()
+    first.crash()
+    back(site, by=2 * HOUR)
+    left = stored(site)
+    chance = random.Random(operation.__name__)
+    for _ in range(40):
+        refill(site, left)
+        plans = [operation(site, thread), tidied(site, replace(thread, id="copy"))]
+        while alive := [plan for plan in plans if not plan.done]:
+            chance.choice(alive).step()
+        assert verified(site).wrong == 0
+        rows = site.another().list(config("copy"))
+        assert len(rows) == len(thread.order)
+        assert all(is_full(thread, row) for row in rows)
 
 
 @pytest.mark.parametrize("operation", [copying, copying_by_pages], ids=lambda each: each.__name__)

@@ -8,7 +8,7 @@ import pytest
 
 from mongosaver.cache import Shared
 from mongosaver.errors import IdentifierTypeError, ThreadExists
-from mongosaver.ops import Find, Insert, Merge
+from mongosaver.ops import Find, Insert, Merge, UpdateMany
 from mongosaver.plans import copy
 from mongosaver.plans.copy import copy_thread
 from mongosaver.schema import BLOB_KEY, CHECKPOINT_KEY, WRITE_KEY, Name
@@ -92,11 +92,16 @@ def test_a_server_without_merge_gets_pages(code: int) -> None:
         ("merge blobs", refusal(code)),
         ("find blobs", [blob]),
         ("insert blobs", bulk(in_the_way(BLOB_KEY))),
+        ("updatemany blobs", 1),
         ("find writes", [write]),
         ("insert writes", None),
         ("find checkpoints", [checkpoint]),
         ("insert checkpoints", None),
     )
+    [touch] = [op for op in played.ops if isinstance(op, UpdateMany)]
+    key = {"thread_id": "b", "checkpoint_ns": "", "key": blob["key"]}
+    assert touch.filter == {"thread_id": "b", "$or": [key]}
+    assert touch.update == {"$set": {"touched_at": NOW}}
     inserted = [op.documents[0] for op in played.ops if isinstance(op, Insert)]
     assert all(each["thread_id"] == "b" and each["created_at"] == NOW for each in inserted)
     assert not any({"_id", "run_id", "touched_at"} & each.keys() for each in inserted)
