@@ -21,10 +21,10 @@ from typing_extensions import TypedDict
 
 from tests.contract.samples import LARGE, config, id_of
 from tests.contract.test_delta_history import delta_graph
-from tests.contract.trees import assert_exact, counts, marked
+from tests.contract.trees import assert_exact, counts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
+    from collections.abc import Callable, Iterator
 
     from langchain_core.runnables import RunnableConfig
 
@@ -131,22 +131,19 @@ def memory(graph: Graph, thread: str) -> dict[str, Any]:
     return history(graph, thread, "memory_part")
 
 
-def assert_same(
-    before: dict[str, Any], after: dict[str, Any], hidden: Collection[str] = ()
-) -> None:
+def assert_same(before: dict[str, Any], after: dict[str, Any]) -> None:
     """Asserts that what is left of a history says what it said, and where parents went, so much.
 
     Args:
         before: The history as it was.
         after: The history now.
-        hidden: Checkpoints that are only there for a DeltaChannel: parents still, but no snapshots.
     """
     assert after
     assert list(after) == [each for each in before if each in after]
     for checkpoint_id, snapshot in after.items():
         was = before[checkpoint_id]
         assert said(snapshot) == said(was)
-        left = was.parent_config and id_of(was.parent_config) in {*after, *hidden}
+        left = was.parent_config and id_of(was.parent_config) in after
         assert snapshot.parent_config == (was.parent_config if left else None)
 
 
@@ -304,7 +301,7 @@ def test_forks_are_pruned(mongo_face: Face, thread: str, name: str, keep_last: i
     cold = mongo_face.another().graph(builder())
     after = history(cold, thread)
     assert list(before)[:keep_last] == list(after)[:keep_last]
-    assert_same(before, after, marked(mongo_face, thread))
+    assert_same(before, after)
     assert_exact(mongo_face, thread)
     if name == "delta":
         for checkpoint_id in after:
