@@ -54,6 +54,7 @@ from mongosaver.ops import (
     Op,
     Plan,
     Replace,
+    ShardCollection,
     Sleep,
     Together,
     UpdateMany,
@@ -295,6 +296,11 @@ class Driver:
     def _create_collection(self, op: CreateCollection) -> None:
         self.bound.database.command({"create": self.bound[op.collection].name, **op.options})
 
+    def _shard_collection(self, op: ShardCollection) -> None:
+        admin, collection = self.bound.client.admin, self.bound[op.collection]
+        admin.command("enableSharding", self.bound.database.name)
+        admin.command("shardCollection", collection.full_name, key=dict(op.key))
+
     def _list_indexes(self, op: ListIndexes) -> list[Document]:
         return [dict(index) for index in self.bound[op.collection].list_indexes()]
 
@@ -392,6 +398,7 @@ class Driver:
         Together: _together,
         Collections: _collections,
         CreateCollection: _create_collection,
+        ShardCollection: _shard_collection,
         ListIndexes: _list_indexes,
         CreateIndexes: _create_indexes,
         BuildProgress: _build_progress,
@@ -503,6 +510,11 @@ class AsyncDriver:
     async def _create_collection(self, op: CreateCollection) -> None:
         await self.bound.database.command({"create": self.bound[op.collection].name, **op.options})
 
+    async def _shard_collection(self, op: ShardCollection) -> None:
+        admin, collection = self.bound.client.admin, self.bound[op.collection]
+        await admin.command("enableSharding", self.bound.database.name)
+        await admin.command("shardCollection", collection.full_name, key=dict(op.key))
+
     async def _list_indexes(self, op: ListIndexes) -> list[Document]:
         cursor = await _awaited(self.bound[op.collection].list_indexes())
         return [dict(index) for index in await cursor.to_list(None)]
@@ -608,6 +620,7 @@ class AsyncDriver:
         Together: _together,
         Collections: _collections,
         CreateCollection: _create_collection,
+        ShardCollection: _shard_collection,
         ListIndexes: _list_indexes,
         CreateIndexes: _create_indexes,
         BuildProgress: _build_progress,

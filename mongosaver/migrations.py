@@ -58,6 +58,7 @@ from mongosaver.ops import (
     FindOneAndUpdate,
     ListIndexes,
     Plan,
+    ShardCollection,
     Sleep,
 )
 from mongosaver.plans.context import Context
@@ -69,6 +70,7 @@ from mongosaver.schema import (
     FORMAT,
     NEWEST,
     NEWEST_OF_THREAD,
+    SHARD_KEY,
     SLOTS,
     VALUES,
     Document,
@@ -211,11 +213,20 @@ Tell = Callable[[Progress], object]
 
 @dataclass(slots=True)
 class Work:
-    """A migration at work: what its steps are given, and what they have to remark."""
+    """A migration at work: what its steps are given, and what they have to remark.
+
+    Attributes:
+        migration: The migration.
+        runner: Who does it.
+        tell: Is told what is going on.
+        shard: Whether collections that are made are to be sharded.
+        notes: What went otherwise than planned.
+    """
 
     migration: Migration
     runner: Runner
     tell: Tell | None
+    shard: bool = False
     notes: list[str] = field(default_factory=list)
 
 
@@ -223,18 +234,27 @@ class Work:
 
 
 def _collections(work: Work) -> Plan[None]:
-    """Make the collections, compressed where the server can do that."""
+    """Make the collections, compressed, and sharded if asked for, where the server can do that."""
     there = yield Collections()
-    for name in _STORED:
-        if name in there:
-            continue
-        try:
-            yield CreateCollection(name, COMPRESSED)
-        except OperationFailure as error:
-            if error.code == _EXISTS:
-                continue
-            if error.code == _UNAUTHORIZED:
-                raise
+    for name in [each for each in _STORED if each not in there]:
+        yield from _create(work, name)
+        if work.shard:
+            try:
+                yield ShardCollection(name, SHARD_KEY)
+            except OperationFailure as error:
+                work.notes.append(
+                    f"{work.runner.full_name(name)}: not sharded, because the server refuses it"
+                    f" ({_reason(error)})"
+                )
+
+
+def _create(work: Work, name: Name) -> Plan[None]:
+    try:
+        yield CreateCollection(name, COMPRESSED)
+    except OperationFailure as error:
+        if error.code == _UNAUTHORIZED:
+            raise
+        if error.code != _EXISTS:
             work.notes.append(
                 f"{work.runner.full_name(name)}: compressed by the server's default, because it"
                 f" refuses zstd ({_reason(error)})"
@@ -674,6 +694,7 @@ def migrate(
     to: int | None = None,
     wait: float = PATIENCE,
     tell: Tell | None = None,
+    shard: bool = False,
     rehearse: bool = False,
     migrations: Sequence[Migration] = MIGRATIONS,
 ) -> Plan[tuple[Migration, ...]]:
@@ -685,6 +706,7 @@ def migrate(
             what takes something away waits until it is asked for, unless the collections are new.
         wait: Seconds to wait for another runner.
         tell: Called with what is going on.
+        shard: Whether collections that are made now are sharded by thread, where that is possible.
         rehearse: Whether to do without lock and record, for a driver that writes nothing.
         migrations: The history.
 
@@ -701,10 +723,10 @@ def migrate(
     try:
         new = yield from _check_collections()
         if rehearse:
-            return (yield from _apply(runner, to, None, migrations, new, None))
+            return (yield from _apply(runner, to, None, migrations, new, None, shard))
         lock = yield from _acquire(runner, wait, tell)
         try:
-            done = yield from _apply(runner, to, tell, migrations, new, lock)
+            done = yield from _apply(runner, to, tell, migrations, new, lock, shard)
         except (OperationFailure, MongoSaverError):
             # Nobody needs to wait for a lease to run out that nobody uses.
             with suppress(OperationFailure):
@@ -746,6 +768,7 @@ def _apply(
     migrations: Sequence[Migration],
     new: bool,
     lock: Document | None,
+    shard: bool,
 ) -> Plan[tuple[Migration, ...]]:
     found = recorded((yield Find(Name.MIGRATIONS, {})), migrations)
     _refuse_newer(found)
@@ -759,7 +782,7 @@ def _apply(
         lock = yield from _renew(runner)
     began: Any = lock and lock["renewed"]
     for migration in chosen:
-        work = Work(migration, runner, tell)
+        work = Work(migration, runner, tell, shard)
         _tell(work, f"migration {migration}")
         yield from migration.steps(work)
         if lock is None:

@@ -160,6 +160,14 @@ class CreateCollection:
 
 
 @dataclass(frozen=True, slots=True)
+class ShardCollection:
+    """One of the collections is spread over the shards of a cluster, by `key`. Result: None."""
+
+    collection: Name
+    key: Document
+
+
+@dataclass(frozen=True, slots=True)
 class ListIndexes:
     """Indexes of one collection. Result: their `listIndexes` documents; none without collection."""
 
@@ -238,6 +246,7 @@ Op = (
     | FindOneAndUpdate
     | Collections
     | CreateCollection
+    | ShardCollection
     | ListIndexes
     | CreateIndexes
     | BuildProgress

@@ -114,6 +114,9 @@ INDEXES: Final[Mapping[Name, tuple[Index, ...]]] = {
 }
 """What all migrations together come to."""
 
+SHARD_KEY: Final = {"thread_id": 1}
+"""Each thread on one shard: all unique indexes begin with it, and so do all commands of graphs."""
+
 MAX_DOCUMENT: Final = 16 * 1024 * 1024
 """MongoDB's limit for one document, in bytes (MongoDB manual, "BSON document size")."""
 

@@ -21,9 +21,7 @@ from mongosaver.cli.plain import safe
 from mongosaver.cli.session import Code, Session, Stop, command, option
 from mongosaver.migrations import MIGRATIONS, PATIENCE, Found, Progress, Status
 from mongosaver.ops import ListIndexes, Plan
-from mongosaver.schema import INDEXES, Document, Name
-
-SHARD_KEY: Final = {"thread_id": 1}
+from mongosaver.schema import INDEXES, SHARD_KEY, Document, Name
 
 _NO_SUCH_STAGE: Final = frozenset({13, 26, 40324})
 """Unauthorized, no such collection, unknown stage."""
@@ -33,7 +31,7 @@ def register(app: typer.Typer) -> None:
     """Add the commands."""
     command(app, "status")(status)
     command(app, "check")(check)
-    command(app, "migrate", writes=True, asks=False)(migrate)
+    command(app, "migrate", writes=True, asks=False, checks=False)(migrate)
     command(app, "indexes")(indexes)
     command(app, "shard")(shard)
 
@@ -172,6 +170,14 @@ def migrate(
         float,
         option("--wait", metavar="SECONDS", min=0, help="How long to wait for another runner."),
     ] = PATIENCE,
+    shard: Annotated[
+        bool,
+        option(
+            "--shard",
+            help="Shard collections that are made now by thread. Where the server refuses they are"
+            " made all the same, and that is told. For those that exist see the command shard.",
+        ),
+    ] = False,
 ) -> None:
     """Apply pending migrations, and make indexes again that were removed.
 
@@ -193,13 +199,16 @@ def migrate(
                 bar.update(completed=at.done or 0, total=at.total, text=text)
 
         plan = (
-            migrations.migrate(me, to=to, rehearse=True)
+            migrations.migrate(me, to=to, shard=shard, rehearse=True)
             if session.dry_run
-            else migrations.migrate(me, to=to, wait=wait, tell=tell)
+            else migrations.migrate(me, to=to, wait=wait, tell=tell, shard=shard)
         )
         done = session.run(plan)
     applied = [{"number": each.number, "name": each.name, "phase": each.phase} for each in done]
-    left = [] if session.dry_run else session.run(migrations.status()).pending
+    after = Status((), (), ()) if session.dry_run else session.run(migrations.status())
+    left = after.pending
+    numbers = {each.number for each in done}
+    notes = [note for each in after.applied if each.number in numbers for note in each.notes]
 
     def human(console: Console) -> None:
         word = "would apply" if session.dry_run else "applied"
@@ -208,12 +217,15 @@ def migrate(
         if not done:
             mended = "; indexes that were amiss are mended" if said else ""
             console.print(f"no migration was to be applied{mended}")
+        for note in notes:
+            console.print(safe(note), soft_wrap=True)
         for each in left:
             when = "" if each.phase == "expand" else ", when every process runs this version"
             line = f"still pending: {each} ({each.phase}){when}"
             console.print(f"{line}: mongosaver migrate --to {each.number}", soft_wrap=True)
 
-    session.emit({"applied": applied, "pending": [each.number for each in left]}, human)
+    pending = [each.number for each in left]
+    session.emit({"applied": applied, "pending": pending, "notes": notes}, human)
 
 
 @contextlib.contextmanager

@@ -64,13 +64,14 @@ from rich.text import Text
 from typer.models import OptionInfo
 from typing_extensions import Self
 
-from mongosaver._base import COLLECTION_NAME, DB_NAME, open_options
+from mongosaver._base import COLLECTION_NAME, DB_NAME, open_options, runner
 from mongosaver.cli import dry_run as dry
 from mongosaver.cli import plain, redact
 from mongosaver.cli.help import Command
 from mongosaver.cli.plain import safe
 from mongosaver.drivers import Driver
 from mongosaver.errors import MongoSaverError, UsageError
+from mongosaver.migrations import first_use
 from mongosaver.ops import Plan
 from mongosaver.plans.context import Context
 from mongosaver.saver import MongoSaver
@@ -279,6 +280,7 @@ def command(
     writes: bool = False,
     asks: bool = True,
     connects: bool = True,
+    checks: bool = True,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Make a command of a function that takes a `Session` and options.
 
@@ -288,6 +290,7 @@ def command(
         writes: Whether to add `--dry-run`.
         asks: Whether to add `--yes` to a command that writes.
         connects: Whether to add the options of the connection.
+        checks: Whether a command that writes needs the schema of this version.
     """
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -302,6 +305,8 @@ def command(
         def wrapper(**values: Any) -> None:
             options = Options(**{each: values.pop(_hidden(each)) for each in shared})
             with _ending(options) as session:
+                if writes and checks:
+                    session.check_schema()
                 function(session, **values)
 
         defaults = {each.name: each.default for each in dataclasses.fields(Options)}
@@ -506,6 +511,14 @@ class Session:
     def context_of(self, saver: MongoSaver) -> Context:
         """The same for another saver."""
         return saver._context()  # noqa: SLF001 - of one house
+
+    def check_schema(self) -> None:
+        """Refuse what would write where migrations are pending: queries may have no index there.
+
+        Raises:
+            SchemaOutOfDate, SchemaTooNew: This version has another schema.
+        """
+        self.run(first_use(self.context(), runner(self.collection), auto=False))
 
     def run(self, plan: Plan[T]) -> T:
         """Run a plan; under `--dry-run` its reads only."""

@@ -77,7 +77,7 @@ def test_a_sample_that_fails_shows_its_code() -> None:
     """The exit code of a sample stands below it unless it is 0."""
     with mongo_server("standalone") as server:
         where = {"MONGOSAVER_URI": server.uri}
-        text = cli_reference.printed("copy-thread nobody x", where)
+        text = cli_reference.printed("show nobody", where)
     assert text == (
-        "$ mongosaver copy-thread nobody x\nmongosaver: there is no thread 'nobody'\n$ echo $?\n1"
+        "$ mongosaver show nobody\nmongosaver: there is no thread 'nobody'\n$ echo $?\n1"
     )

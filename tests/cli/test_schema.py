@@ -293,6 +293,32 @@ def test_an_interrupted_run_gives_the_lock_back(empty: Place) -> None:
     assert [each["_id"] for each in records.find()] == [1]
 
 
+def test_sharding_falls_back_where_it_is_refused(empty: Place, mongosaver: Run) -> None:
+    """A server that is no cluster makes the collections all the same, and says why."""
+    done = mongosaver("migrate", "--shard")
+    assert (done.code, done.out.count("not sharded")) == (0, 3)
+    assert numbers(mongosaver("status", "--json").json["applied"]) == [m.number for m in MIGRATIONS]
+    assert mongosaver("status").out.count("not sharded") == 3
+    assert mongosaver("migrate", "--shard", "--json").json["notes"] == []
+
+
+def test_what_writes_needs_the_schema(empty: Place, mongosaver: Run, recorded: Commands) -> None:
+    """Where a migration is pending nothing is removed or moved, and the command to run is named."""
+    for command in (
+        ("delete-thread", "thread", "--yes"),
+        ("copy-thread", "a", "b"),
+        ("prune", "thread", "--yes"),
+        ("gc", "--yes"),
+        ("ttl", "set", "30d", "--yes"),
+        ("ttl", "off", "--yes"),
+    ):
+        with recorded.recorded() as sent:
+            done = mongosaver(*command)
+        assert done.code == 1, command
+        assert "mongosaver migrate" in done.err
+        assert {one.name for one in sent} <= {"hello", "find", "ping", "endSessions"}, command
+
+
 # --- indexes -----------------------------------------------------------------------------------
 
 

@@ -67,6 +67,7 @@ def words(op: Op) -> str:
         return type(op).__name__.lower()
     kind = {
         "CreateCollection": "create",
+        "ShardCollection": "shard",
         "CreateIndexes": "index",
         "ListIndexes": "indexes",
         "CollMod": "modify",

@@ -43,6 +43,7 @@ from mongosaver.ops import (
     DropIndex,
     FindOneAndUpdate,
     Plan,
+    ShardCollection,
     Sleep,
 )
 from mongosaver.schema import (
@@ -372,6 +373,22 @@ def test_a_server_without_the_compression_gets_plain_collections(at: int, code: 
     assert isinstance(record, FindOneAndUpdate)
     [note] = record.pipeline[0]["$set"]["notes"]["$literal"]
     assert "refuses zstd (no zstd)" in note
+
+
+def test_collections_are_sharded_if_asked_for() -> None:
+    """Each as soon as it is made, by thread; a server that is no cluster is noted and goes on."""
+    rows: list[Row] = []
+    for name in PLAIN:
+        rows += [(f"create {name.name.lower()}", None), (f"shard {name.name.lower()}", refusal(59))]
+    begin: list[Row] = [*LOOK, LEASE, ("find migrations", []), ("collections", {})]
+    played = play(migrate(ME, to=1, shard=True), *begin, *rows, RECORD, RELEASE)
+    keys = [op.key for op in played.ops if isinstance(op, ShardCollection)]
+    assert keys == [{"thread_id": 1}] * 3
+    record = played.ops[-2]
+    assert isinstance(record, FindOneAndUpdate)
+    notes = record.pipeline[0]["$set"]["notes"]["$literal"]
+    assert len(notes) == 3
+    assert all("not sharded" in note for note in notes)
 
 
 def test_a_collection_that_somebody_else_made_meanwhile_is_fine() -> None:
