@@ -78,6 +78,5 @@ def test_a_sample_that_fails_shows_its_code() -> None:
     with mongo_server("standalone") as server:
         where = {"MONGOSAVER_URI": server.uri}
         text = cli_reference.printed("show nobody", where)
-    assert text == (
-        "$ mongosaver show nobody\nmongosaver: there is no thread 'nobody'\n$ echo $?\n1"
-    )
+    assert text.startswith("$ mongosaver show nobody\nmongosaver: thread 'nobody': no checkpoint")
+    assert text.endswith("\n$ echo $?\n1")
