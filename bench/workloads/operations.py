@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 NAMES = ("put", "put_writes", "get_tuple")
 SAVERS = (
     "mongosaver",
+    "mongosaver-cold",
     "mongosaver-async",
     "official",
     "official-again",
