@@ -71,6 +71,7 @@ def runner(collection: Any) -> Runner:
         version("mongosaver"),
         collection.database.name,
         collection.name,
+        datetime.now(timezone.utc),
     )
 
 

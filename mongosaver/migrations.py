@@ -58,6 +58,7 @@ from mongosaver.ops import (
     FindOneAndUpdate,
     ListIndexes,
     Plan,
+    Replace,
     ShardCollection,
     Sleep,
 )
@@ -95,6 +96,11 @@ _UNAUTHORIZED: Final = 13
 _EXISTS: Final = 48
 _DUPLICATE_KEY: Final = 11000
 _CONFLICTS: Final = frozenset({67, 85, 86})
+_NO_PIPELINES: Final = frozenset({9, 14, 40, 59, 72, 115, 238, 303, 304, 17276, 40324})
+"""Codes by which a server says that it knows no pipelines in updates, or not `$$NOW`:
+FailedToParse, TypeMismatch (before 4.2), ConflictingUpdateOperators (Cosmos DB), CommandNotFound,
+InvalidOptions, CommandNotSupported, NotImplemented, two of DocumentDB's, unknown variables and
+stages."""
 
 Phase = Literal["expand", "contract"]
 Indexes = Mapping[Name, Sequence[Index]]
@@ -111,6 +117,7 @@ class Runner:
         version: The package's version.
         database: The database's name.
         collection: The name of the user's collection.
+        now: When it began, by its own clock; used where the server's cannot be.
     """
 
     id: str
@@ -119,6 +126,7 @@ class Runner:
     version: str
     database: str
     collection: str
+    now: datetime = _EPOCH
 
     @property
     def command(self) -> str:
@@ -220,6 +228,7 @@ class Work:
         runner: Who does it.
         tell: Is told what is going on.
         shard: Whether collections that are made are to be sharded.
+        locked: Whether its runner has the lock, which it has to keep.
         notes: What went otherwise than planned.
     """
 
@@ -227,6 +236,7 @@ class Work:
     runner: Runner
     tell: Tell | None
     shard: bool = False
+    locked: bool = True
     notes: list[str] = field(default_factory=list)
 
 
@@ -429,7 +439,8 @@ def _ensure(work: Work, name: Name, indexes: Sequence[Index]) -> Plan[None]:
 
 def _meanwhile(work: Work, name: Name, what: str) -> Plan[None]:
     """What is to be done again and again while the server builds an index."""
-    yield from _renew(work.runner)
+    if work.locked:
+        yield from _renew(work.runner)
     if work.tell is None:
         return
     try:
@@ -639,6 +650,25 @@ def _record(work: Work, began: datetime) -> Plan[datetime]:
     return applied
 
 
+def _record_plainly(work: Work) -> Plan[None]:
+    """The same by this process's clock, on a server that computes nothing in an update."""
+    migration = work.migration
+    yield Replace(
+        Name.MIGRATIONS,
+        {"_id": migration.number},
+        {
+            "_id": migration.number,
+            "format": FORMAT,
+            "name": migration.name,
+            "phase": migration.phase,
+            "applied_at": work.runner.now,
+            "milliseconds": 0,
+            "version": work.runner.version,
+            "notes": [*work.notes, "applied without a lock, which the server cannot keep"],
+        },
+    )
+
+
 # --- running -----------------------------------------------------------------------------------
 
 
@@ -723,10 +753,18 @@ def migrate(
     try:
         new = yield from _check_collections()
         if rehearse:
-            return (yield from _apply(runner, to, None, migrations, new, None, shard))
-        lock = yield from _acquire(runner, wait, tell)
+            return (yield from _apply(_Run(runner, to, None, shard, migrations, new)))
+        run = _Run(runner, to, tell, shard, migrations, new, records=True)
         try:
-            done = yield from _apply(runner, to, tell, migrations, new, lock, shard)
+            run.lock = yield from _acquire(runner, wait, tell)
+        except OperationFailure as error:
+            if error.code not in _NO_PIPELINES:
+                raise
+            # Without a clock of the server's there is no lease. Steps can be repeated, and the
+            # server itself lets two that build one index share it.
+            return (yield from _apply(run))
+        try:
+            done = yield from _apply(run)
         except (OperationFailure, MongoSaverError):
             # Nobody needs to wait for a lease to run out that nobody uses.
             with suppress(OperationFailure):
@@ -761,43 +799,55 @@ def _check_collections() -> Plan[bool]:
     return not any(name in there for name in _STORED)
 
 
-def _apply(
-    runner: Runner,
-    to: int | None,
-    tell: Tell | None,
-    migrations: Sequence[Migration],
-    new: bool,
-    lock: Document | None,
-    shard: bool,
-) -> Plan[tuple[Migration, ...]]:
-    found = recorded((yield Find(Name.MIGRATIONS, {})), migrations)
+@dataclass(slots=True)
+class _Run:
+    """One call of `migrate`: its options, whether the collections are new, and the lock it has."""
+
+    runner: Runner
+    to: int | None
+    tell: Tell | None
+    shard: bool
+    migrations: Sequence[Migration]
+    new: bool
+    records: bool = False
+    lock: Document | None = None
+
+    def work(self, migration: Migration) -> Work:
+        locked = self.lock is not None
+        return Work(migration, self.runner, self.tell, self.shard, locked)
+
+
+def _apply(run: _Run) -> Plan[tuple[Migration, ...]]:
+    found = recorded((yield Find(Name.MIGRATIONS, {})), run.migrations)
     _refuse_newer(found)
     done = {each.number for each in found.applied}
-    yield from _mend(runner, tell, [m for m in migrations if m.number in done])
-    if to is not None:
-        chosen = [m for m in found.pending if m.number <= to]
+    yield from _mend(run, [m for m in run.migrations if m.number in done])
+    if run.to is not None:
+        chosen = [m for m in found.pending if m.number <= run.to]
     else:
-        chosen = list(found.pending if new else found.needed)
-    if done and chosen and lock is not None:
-        lock = yield from _renew(runner)
-    began: Any = lock and lock["renewed"]
+        chosen = list(found.pending if run.new else found.needed)
+    if done and chosen and run.lock is not None:
+        run.lock = yield from _renew(run.runner)
+    began: Any = run.lock and run.lock["renewed"]
     for migration in chosen:
-        work = Work(migration, runner, tell, shard)
+        work = run.work(migration)
         _tell(work, f"migration {migration}")
         yield from migration.steps(work)
-        if lock is None:
+        if run.lock is None:
+            if run.records:
+                yield from _record_plainly(work)
             continue
         began = yield from _record(work, began)
         # As long as there is time left nobody else can have taken the lock.
-        if (lock["until"] - began).total_seconds() < LEASE / 2:
-            lock = yield from _renew(runner)
+        if (run.lock["until"] - began).total_seconds() < LEASE / 2:
+            run.lock = yield from _renew(run.runner)
     return tuple(chosen)
 
 
-def _mend(runner: Runner, tell: Tell | None, applied: Sequence[Migration]) -> Plan[None]:
+def _mend(run: _Run, applied: Sequence[Migration]) -> Plan[None]:
     """Make indexes again that an applied migration made and that are gone."""
     for name, indexes in expected(applied).items():
-        yield from _ensure(Work(applied[-1], runner, tell), name, indexes)
+        yield from _ensure(run.work(applied[-1]), name, indexes)
 
 
 # --- what is said when it cannot go on ---------------------------------------------------------

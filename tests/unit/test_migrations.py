@@ -43,6 +43,7 @@ from mongosaver.ops import (
     DropIndex,
     FindOneAndUpdate,
     Plan,
+    Replace,
     ShardCollection,
     Sleep,
 )
@@ -373,6 +374,21 @@ def test_a_server_without_the_compression_gets_plain_collections(at: int, code: 
     assert isinstance(record, FindOneAndUpdate)
     [note] = record.pipeline[0]["$set"]["notes"]["$literal"]
     assert "refuses zstd (no zstd)" in note
+
+
+@pytest.mark.parametrize("code", [9, 14, 40, 303, 17276])
+def test_a_server_without_update_pipelines_is_migrated_without_a_lock(code: int) -> None:
+    """Everything is made and recorded all the same, with a note."""
+    refused: Row = ("upsert migrations", refusal(code))
+    rows: list[Row] = [(f"create {name.name.lower()}", None) for name in PLAIN]
+    begin: list[Row] = [*LOOK, refused, ("find migrations", []), ("collections", {})]
+    played = play(migrate(ME, to=1), *begin, *rows, ("replace migrations", None))
+    assert played.result == MIGRATIONS[:1]
+    record = played.ops[-1]
+    assert isinstance(record, Replace)
+    [applied] = migrations.recorded([record.document], MIGRATIONS).applied
+    assert (applied.number, applied.name, applied.version) == (1, "collections", ME.version)
+    assert "without a lock" in applied.notes[0]
 
 
 def test_collections_are_sharded_if_asked_for() -> None:
