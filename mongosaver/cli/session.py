@@ -305,7 +305,7 @@ def command(
         def wrapper(**values: Any) -> None:
             options = Options(**{each: values.pop(_hidden(each)) for each in shared})
             with _ending(options) as session:
-                if writes and checks:
+                if writes and connects and checks:
                     session.check_schema()
                 function(session, **values)
 
