@@ -257,7 +257,8 @@ def test_debug_tells_operations_and_no_payloads(mongosaver: Run, place: Place) -
     place.thread("a", 2)
     done = mongosaver("delete-thread", "a", "--yes", "--debug")
     lines = done.err.splitlines()
-    assert re.fullmatch(rf' +\d+\.\d ms  Count {place.name} {{"thread_id": "a"}}', lines[0])
+    assert re.fullmatch(rf" +\d+\.\d ms  Find {place.name}\.migrations {{}}", lines[0])
+    assert re.fullmatch(rf' +\d+\.\d ms  Count {place.name} {{"thread_id": "a"}}', lines[1])
     assert any(" Delete " in line for line in lines)
     times: list[str] = []
     driver = dry_run.Telling(place.collection, lambda text, seconds: times.append(text))
