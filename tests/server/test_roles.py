@@ -18,6 +18,7 @@ import pytest
 from pymongo import MongoClient
 
 from mongosaver import SchemaOutOfDate, SetupRefused
+from mongosaver.cli import main
 from mongosaver.migrations import MIGRATIONS, Progress, status
 from mongosaver.schema import EXPIRY, Name
 from mongosaver.testing import MongoServer, mongo_server
@@ -44,6 +45,7 @@ def documented(role: str) -> Privileges:
 
 
 APPLICATION, OPERATOR = documented("mongosaver_app"), documented("mongosaver_operator")
+COMMAND = documented("mongosaver_command")
 
 ACTIONS = [
     (number, action) for number, privilege in enumerate(OPERATOR) for action in privilege["actions"]
@@ -206,3 +208,41 @@ def test_progress_is_for_those_who_may_see_it(login: Callable[..., Face], root: 
     assert migrated(face, tell=told.append) == MIGRATIONS
     assert told
     assert not any(each.total for each in told)
+
+
+COMMANDS = [
+    "status",
+    "check",
+    "indexes",
+    "threads",
+    "history thread",
+    "show thread",
+    "stats",
+    "stats --exact",
+    "ttl show",
+    "ttl set 30d --yes",
+    "ttl off --yes",
+    "copy-thread thread copy",
+    "prune copy --yes",
+    "prune --idle 30d --yes",
+    "verify",
+    "gc --yes",
+    "delete-thread copy --yes",
+]
+
+
+def test_the_commands_role_is_enough_for_all_but_migrating(
+    login: Callable[..., Face], capfd: pytest.CaptureFixture[str]
+) -> None:
+    """With it each command of those that read, move or remove does what it should."""
+    migrated(login(OPERATOR))
+    line = Line(login(APPLICATION), "thread")
+    for n in range(3):
+        line.face.put_writes(line.put({"large": LARGE * n, "n": n}), [("x", n)], "task")
+    where = ["--uri", login(COMMAND).stage.uri, "--db", "app", "--collection", "checkpoints"]
+    for command in COMMANDS:
+        code = main([*command.split(), *where])
+        assert code == 0, (command, capfd.readouterr().err)
+    assert [row.config["configurable"]["thread_id"] for row in line.face.list(None)] == [
+        "thread"
+    ] * 3
