@@ -75,7 +75,7 @@ class Values:
     and a read asks whether the blobs are there instead of fetching them.
     """
 
-    def __init__(self, size: int = 16 * RECALLED) -> None:
+    def __init__(self, size: int = 8 * RECALLED) -> None:
         self._size = size
         self._lock = threading.Lock()
         self._values: OrderedDict[bytes, Value] = OrderedDict()
@@ -114,11 +114,13 @@ class _Latest(NamedTuple):
         checkpoint_id: Its id.
         trusted: Whether the last read of the latest found what was seen before it.
         inline: Whether it had all its values inline.
+        written: Whether this saver has put it.
     """
 
     checkpoint_id: str
     trusted: bool
     inline: bool
+    written: bool
 
 
 class Cache:
@@ -132,10 +134,10 @@ class Cache:
         self.values = Values()
 
     def is_inline(self, at: Address) -> bool:
-        """Whether the latest checkpoint seen of a namespace had all its values inline."""
+        """Whether the latest checkpoint of a namespace is our own and had all its values inline."""
         with self._lock:
             latest = self._latest.get((at.thread_id, at.checkpoint_ns))
-        return latest is not None and latest.inline
+        return latest is not None and latest.inline and latest.written
 
     def expected(self, at: Address, now: datetime) -> Expected | None:
         """What a read at this address will find, if that is known with all its values.
@@ -191,8 +193,17 @@ class Cache:
         expires_at: datetime | None = None,
         *,
         is_latest: bool = False,
+        written: bool = False,
     ) -> None:
-        """Remember a checkpoint; `is_latest` where a read of the latest one has found it."""
+        """Remember a checkpoint.
+
+        Args:
+            address: The checkpoint.
+            facts: How it is stored.
+            expires_at: When it expires.
+            is_latest: Whether a read of the latest one has found it.
+            written: Whether it has just been put.
+        """
         own = str(address.checkpoint_id)
         scope = (address.thread_id, address.checkpoint_ns)
         inline = all(isinstance(entry, Inline) for entry in facts.values())
@@ -203,13 +214,14 @@ class Cache:
                 self._facts.popitem(last=False)
             former = self._latest.pop(scope, None)
             if former is None:
-                latest = _Latest(own, True, inline)
+                latest = _Latest(own, True, inline, written)
             elif is_latest:
-                latest = _Latest(own, former.checkpoint_id == own, inline)
+                same = former.checkpoint_id == own
+                latest = _Latest(own, same, inline, same and former.written)
             elif own < former.checkpoint_id:
                 latest = former
             else:
-                latest = _Latest(own, former.trusted, inline)
+                latest = _Latest(own, former.trusted, inline, written)
             self._latest[scope] = latest
             if len(self._latest) > self._size:
                 self._latest.popitem(last=False)

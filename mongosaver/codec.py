@@ -65,7 +65,7 @@ _ALWAYS_SEARCHABLE: Final = frozenset({"source", "step", "run_id"})
 _SEARCH_VALUE: Final = 512
 _SEARCH_BUDGET: Final = 8 * 1024
 _ANY_KEY: Final = "*"
-RECALLED: Final = 1024 * 1024
+RECALLED: Final = 4 * 1024 * 1024
 """Values up to this many bytes may be kept in memory."""
 
 Version = str | int | float | None
@@ -625,15 +625,16 @@ def _parts(payload: Payload) -> list[tuple[int, bytes]]:
         return [(0, data)]
     digest = blake2b(data, digest_size=16).digest()
     rest = [
-        (
-            1
-            + int.from_bytes(blake2b(digest + at.to_bytes(8, "big"), digest_size=8).digest(), "big")
-            % (2**62),
-            data[at : at + WRITE_PART],
-        )
+        (part_number(digest, at), data[at : at + WRITE_PART])
         for at in range(0, len(data), WRITE_PART)
     ]
     return [(0, b""), *rest]
+
+
+def part_number(digest: bytes, at: int) -> int:
+    """The number of a further part: made from the whole content's digest and where it begins."""
+    number = blake2b(digest + at.to_bytes(8, "big"), digest_size=8).digest()
+    return 1 + int.from_bytes(number, "big") % 2**62
 
 
 def draft_writes(

@@ -30,6 +30,10 @@ class Address:
         return Address(self.thread_id, self.checkpoint_ns, checkpoint_id)
 
 
+Key = tuple[str, str]
+"""Namespace and checkpoint id: a checkpoint within its thread."""
+
+
 def text(value: object, what: str, *, numbers: bool = False, nul: bool = False) -> str:
     """Plain text of an identifier.
 

@@ -35,11 +35,13 @@ __all__ = [
     "Piece",
     "Segment",
     "Stored",
+    "address",
     "join",
     "plan",
     "split",
     "stored",
     "tail",
+    "version_field",
 ]
 
 KEY_BYTES = 16
@@ -189,7 +191,7 @@ def plan(
     Raises:
         TypeError: `version` is none of the types that versions have.
     """
-    version_field = _version_field(version)
+    version_bytes = version_field(version)
     head, body = split(type_, payload)
     size = len(body)
     ends = _ends(base, size) if base and base.type == type_ and type_ in SHARED_TYPES else {}
@@ -213,7 +215,7 @@ def plan(
     scope = (channel.encode("utf-8", "surrogatepass"), type_.encode("utf-8", "surrogatepass"))
 
     def plain(start: int, end: int) -> Piece:
-        key = _key(b"segment", *scope, digests[start], digests[end])
+        key = address(b"segment", *scope, digests[start], digests[end])
         return Piece(key, b"", (), bytes(body[start:end]), end, digests[end], is_head=False)
 
     pieces: list[Piece] = []
@@ -242,7 +244,9 @@ def plan(
     # The chain is part of the address: a head that is "already there" must name the same segments,
     # or one writer would rely on segments that no stored head keeps alive.
     chain = tuple(segment.key for segment in segments)
-    key = _key(b"head", *scope, version_field, head, b"".join(chain), digests[start], digests[size])
+    key = address(
+        b"head", *scope, version_bytes, head, b"".join(chain), digests[start], digests[size]
+    )
     own = Piece(key, head, chain, bytes(body[start:]), size, digests[size], is_head=True)
     pieces.append(own)
     return pieces, Stored(type_, (*segments, own.segment))
@@ -461,8 +465,12 @@ def _squeeze(groups: list[tuple[int, int]], layout: Layout) -> list[tuple[int, i
     return [*groups[:first], (ends[stop] - ends[first], count), *groups[stop:]]
 
 
-def _version_field(version: object) -> bytes:
-    """A version as bytes which no version of another type or value has."""
+def version_field(version: object) -> bytes:
+    """A version as bytes which no version of another type or value has.
+
+    Raises:
+        TypeError: It is none of the types that versions have.
+    """
     if isinstance(version, str):
         return b"s" + version.encode("utf-8", "surrogatepass")
     if isinstance(version, int):
@@ -476,8 +484,12 @@ def _version_field(version: object) -> bytes:
     )
 
 
-def _key(*fields: bytes) -> bytes:
-    """The content address over fields, each with its length, so that no two splits are alike."""
+def address(*fields: bytes) -> bytes:
+    """The content address over fields, each with its length, so that no two splits are alike.
+
+    A key is the address of a word for its kind and of all that its blob says. Whoever makes keys
+    here, or looks whether they are right, names the same fields.
+    """
     hasher = blake2b(digest_size=KEY_BYTES, person=b"mongosaver")
     for field in fields:
         hasher.update(len(field).to_bytes(8, "big"))

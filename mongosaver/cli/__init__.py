@@ -29,6 +29,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     try:
         app = importlib.import_module("mongosaver.cli.app")
+    except KeyboardInterrupt:
+        sys.stderr.write("mongosaver: interrupted\n")
+        return 130
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in _EXTRA:
             raise

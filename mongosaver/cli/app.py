@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import shlex
 import signal
 import sys
 import threading
@@ -71,7 +72,8 @@ def run(arguments: Sequence[str]) -> int:
             sys.stdout.flush()
     except KeyboardInterrupt:
         return _end("interrupted", Code.INTERRUPTED)
-    except BrokenPipeError:
+    except (BrokenPipeError, SystemExit):
+        # The parser ends the process by itself where nobody reads a help text, and only there.
         _let_go(sys.stdout)
         return Code.UNREAD
     except Exception as error:  # noqa: BLE001 - also what nobody expected is shown without secrets
@@ -81,9 +83,34 @@ def run(arguments: Sequence[str]) -> int:
             return Code.FAILED
         context: Any = getattr(error, "ctx", None)
         path = context.command_path if context else "mongosaver"
-        message = safe(hide(" ".join(error.format_message().split())))
-        return _end(f"{message.rstrip('.')}. See {path} --help.", Code.REFUSED)
+        message = safe(hide(" ".join(error.format_message().split()))).rstrip(".")
+        if not message.endswith("?"):
+            message += "."
+        return _end(
+            f"{message}{hide(_dashed(arguments, error, path))} See {path} --help.", Code.REFUSED
+        )
     return int(code or Code.DONE)
+
+
+_IDS = frozenset({"thread", "threads", "source", "target"})
+"""Arguments that are ids."""
+
+
+def _dashed(arguments: Sequence[str], error: Any, path: str) -> str:
+    """How to give an id that was taken for an option."""
+    unknown = getattr(error, "option_name", None)
+    takes_ids = any(each.name in _IDS for each in _parameters(error))
+    if unknown is None or not takes_ids:
+        return ""
+    given = next((each for each in arguments if each.startswith(unknown)), unknown)
+    if given.startswith("--") and getattr(error, "possibilities", None):
+        return ""
+    return f" For an id that begins with a dash: {path} -- {safe(shlex.quote(given))}."
+
+
+def _parameters(error: Any) -> Sequence[Any]:
+    context = getattr(error, "ctx", None)
+    return context.command.params if context else ()
 
 
 def _end(message: str, code: Code) -> int:

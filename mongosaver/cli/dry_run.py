@@ -86,7 +86,7 @@ class Write:
 
 
 def _json(value: Any) -> str:
-    return json.dumps(short(value), ensure_ascii=True)
+    return json.dumps(short(value), ensure_ascii=False)
 
 
 def short(value: Any) -> Any:

@@ -6,10 +6,9 @@ can be interrupted at any time; it says then how to go on after the last thread.
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from datetime import timedelta
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -23,12 +22,12 @@ from mongosaver.cli.session import (
     command,
     duration,
     many,
+    observed,
     option,
 )
-from mongosaver.ops import Plan
-from mongosaver.plans import gc, verify
-
-T = TypeVar("T")
+from mongosaver.plans import gc, pages
+from mongosaver.plans.verify import walk
+from mongosaver.plans.verify.report import Finding, Options, Report
 
 _Threads = Annotated[
     list[str] | None,
@@ -56,14 +55,14 @@ def register(app: typer.Typer) -> None:
             bool,
             option(
                 "--no-data",
-                help="Read no data: look only whether everything is there and goes together.",
+                help="Read no data: check only that everything is there and goes together.",
             ),
         ] = False,
         findings: Annotated[
             int, option("--findings", min=0, help="How many findings are shown.")
         ] = 100,
     ) -> None:
-        """Look whether every checkpoint is whole, and count what nobody needs.
+        """Check whether every checkpoint is whole, and count what nobody needs.
 
         Reads every value once and computes its digests. Safe beside running graphs: what looks
         wrong is looked at twice. Ends with code 3 if something is wrong; leftovers, which `gc`
@@ -82,7 +81,7 @@ def register(app: typer.Typer) -> None:
                 "--older-than",
                 parser=duration,
                 metavar="DURATION",
-                help="What is younger stays; at least 10m.",
+                help="Only what is older than this; at least 10m.",
             ),
         ] = _DAY,
     ) -> None:
@@ -98,49 +97,49 @@ def register(app: typer.Typer) -> None:
 # --- walking -----------------------------------------------------------------------------------
 
 
-def _walk(session: Session, threads: list[str] | None, after: str | None) -> Iterator[str]:
-    """The threads in order; what goes on after each of them is noted."""
-    chosen = verify.wanted(threads or None)
-    if after is not None:
-        session.way_on = _way_on(after)
-    if chosen is not None:
-        for each in chosen:
+def _walk(
+    session: Session, words: list[str], threads: list[str] | None, after: str | None
+) -> Iterator[str]:
+    """The threads in order; the command that goes on after each of them is noted.
+
+    Args:
+        session: The session.
+        words: The command and its options.
+        threads: Those that are wanted; None for all.
+        after: Where to begin.
+    """
+
+    def passed(thread_id: str | None) -> None:
+        more = [] if thread_id is None else ["--after", thread_id]
+        session.way_on = f"Go on with: {session.again(*words, *more, ids=threads or ())}"
+
+    passed(after)
+    if threads is not None:
+        for each in threads:
             if after is None or each > after:
                 yield each
-                session.way_on = _way_on(each)
+                passed(each)
         return
-    while page := session.run(verify.threads(after)):
+    while page := session.run(pages.threads(after)):
         for after in page:
             yield after
-            session.way_on = _way_on(after)
+            passed(after)
 
 
-def _way_on(thread_id: str) -> str:
-    return f"Go on with --after {shlex.quote(thread_id)}."
+def _there(session: Session, threads: list[str] | None) -> tuple[list[str] | None, list[str]]:
+    """The threads that exist, None for all; and those of which nothing is stored."""
+    chosen = pages.wanted(threads or None)
+    if chosen is None:
+        return None, []
+    there = [each for each in chosen if session.exists(each)]
+    return there, [each for each in chosen if each not in there]
 
 
 def _total(session: Session, threads: list[str] | None, after: str | None) -> int | None:
     """How many checkpoints there are to look at, where that is cheap to know."""
-    if threads:
+    if threads is not None:
         return session.collection.count_documents({"thread_id": {"$in": threads}})
     return None if after is not None else session.collection.estimated_document_count()
-
-
-def _watched(plan: Plan[T], tell: Callable[[], object]) -> Plan[T]:
-    """The same plan; somebody is told after each operation."""
-    try:
-        op = next(plan)
-        while True:
-            try:
-                result = yield op
-            except Exception as error:  # noqa: BLE001 - the plan decides
-                op = plan.throw(error)
-            else:
-                op = plan.send(result)
-            tell()
-    except StopIteration as stop:
-        done: T = stop.value
-        return done
 
 
 # --- verify ------------------------------------------------------------------------------------
@@ -152,39 +151,53 @@ def run_verify(
     """Look at threads, and say what was found.
 
     Raises:
-        Stop: Something is wrong.
+        Stop: Something is wrong, or there is nothing of that name.
     """
+    if not session.is_there():
+        where = f"{session.database.name}.{session.options.collection}"
+        raise Stop(Code.FAILED, f"there is no collection {where!r}; see --db and --collection")
+    chosen, missing = _there(session, threads)
+    words = ["verify", *(["--no-data"] if not data else [])]
     serde = session.saver.serde
     opens = not isinstance(serde, PlainSerializer) or serde.cipher is not None
-    options = verify.Options(data=data, opens=opens, most=findings)
-    report = verify.Report(last_thread_id=after)
-    done = False
+    options = Options(data=data, opens=opens, most=findings)
+    report = Report(last_thread_id=after)
+    finished = interrupted = False
     try:
-        with session.progress("checkpoints", _total(session, threads, after)) as bar:
+        with session.progress("checkpoints", _total(session, chosen, after)) as bar:
 
             def tell() -> None:
                 seen = report.checkpoints + report.marked + report.expired
                 bar.update(completed=seen, text=_so_far(report))
 
-            for thread_id in _walk(session, threads, after):
-                plan = verify.thread(session.context(), thread_id, report, options)
-                session.run(_watched(plan, tell))
+            for thread_id in _walk(session, words, chosen, after):
+                plan = walk.thread(session.context(), thread_id, report, options)
+                session.run(observed(plan, lambda *_: tell()))
             tell()
-        done = True
+        finished = True
+    except KeyboardInterrupt:
+        interrupted = True
+        raise
     finally:
-        if done or report.threads:
-            session.emit(_data(report, done=done), lambda console: _show(console, report))
-    if report.wrong:
-        raise Stop(Code.FOUND)
+        end = "" if finished else "interrupted, not finished" if interrupted else "not finished"
+        if finished or interrupted or report.threads:
+            session.emit(
+                {**_data(report, finished=finished), "not_found": missing},
+                lambda console: None if chosen == [] else _show(console, report, end),
+            )
+    for each in missing:
+        session.error(f"there is no thread {each!r}")
+    if report.wrong or missing:
+        raise Stop(Code.FOUND if report.wrong else Code.FAILED)
 
 
-def _data(report: verify.Report, *, done: bool) -> dict[str, Any]:
-    names = [name for name in verify.Report.__slots__ if name != "findings"]
+def _data(report: Report, *, finished: bool) -> dict[str, Any]:
+    names = [name for name in Report.__slots__ if name != "findings"]
     counts = {name: getattr(report, name) for name in names}
-    return {"done": done, **counts, "findings": report.findings}
+    return {"finished": finished, **counts, "findings": report.findings}
 
 
-def _so_far(report: verify.Report) -> str:
+def _so_far(report: Report) -> str:
     found = f", {report.wrong:,} wrong" if report.wrong else ""
     return f"checkpoints ({report.threads:,} threads, {size(report.bytes)} read{found})"
 
@@ -203,7 +216,7 @@ _LEFT: tuple[tuple[str, str], ...] = (
 )
 
 
-def _show(console: Console, report: verify.Report) -> None:
+def _show(console: Console, report: Report, end: str) -> None:
     for finding in report.findings:
         _show_finding(console, finding)
     if report.wrong > len(report.findings):
@@ -219,14 +232,20 @@ def _show(console: Console, report: verify.Report) -> None:
             console.print(f"{getattr(report, name):>9,}  {text}", soft_wrap=True)
     if report.wrong:
         console.print(
-            f"{many(report.wrong, 'finding')}; not whole: {many(report.damaged, 'checkpoint')}",
+            f"{many(report.wrong, 'finding')}; not whole: {many(report.damaged, 'checkpoint')}"
+            + (f"; {end}" if end else ""),
             style="bold red",
+        )
+    elif end:
+        console.print(
+            f"Of the {many(report.threads, 'thread')} looked at nothing is wrong so far; {end}.",
+            style="yellow",
         )
     else:
         console.print("Every checkpoint is whole.", style="green")
 
 
-def _show_finding(console: Console, finding: verify.Finding) -> None:
+def _show_finding(console: Console, finding: Finding) -> None:
     where = [f"thread {finding.thread_id!r}"]
     if finding.checkpoint_ns:
         where.append(f"namespace {finding.checkpoint_ns!r}")
@@ -252,24 +271,32 @@ def run_gc(
     """Tidy threads up, and say what went."""
     rule = gc.rule(older_than, dry_run=session.dry_run)
     where = f"{session.database.name}.{session.options.collection}"
-    which = f" of {many(len(threads), 'thread')}" if threads else ""
-    session.confirm(
-        f"Remove what nobody needs{which} in {where} and is older than {brief(older_than)}?"
-    )
+    chosen, missing = _there(session, threads)
+    for each in missing:
+        session.note(f"there is no thread {each!r}")
+    which = "" if chosen is None else f" of {many(len(chosen), 'thread')}"
+    if chosen != []:
+        session.confirm(f"Remove leftovers{which} older than {brief(older_than)} from {where}?")
+    words = ["gc", *(["--older-than", brief(older_than)] if older_than != gc.OLDER_THAN else [])]
     collected = gc.Collected(last_thread_id=after)
-    done = False
+    finished = interrupted = False
     try:
         with session.progress("threads") as bar:
-            for thread_id in _walk(session, threads, after):
+            for thread_id in _walk(session, words, chosen, after):
                 plan = gc.thread(session.context(), thread_id, collected, rule)
-                session.run(_watched(plan, lambda: bar.update(completed=collected.threads)))
+                session.run(observed(plan, lambda *_: bar.update(completed=collected.threads)))
             bar.update(completed=collected.threads)
-        done = True
+        finished = True
+    except KeyboardInterrupt:
+        interrupted = True
+        raise
     finally:
-        if done or collected.threads:
+        end = "" if finished else "interrupted, not finished" if interrupted else "not finished"
+        if finished or interrupted or collected.threads:
+            counts = {name: getattr(collected, name) for name in _names(collected)}
             session.emit(
-                {"done": done, **{name: getattr(collected, name) for name in _names(collected)}},
-                lambda console: _show_collected(console, collected, dry_run=session.dry_run),
+                {"finished": finished, **counts},
+                lambda console: _show_collected(session, console, collected, end),
             )
 
 
@@ -277,12 +304,16 @@ def _names(collected: gc.Collected) -> Iterable[str]:
     return type(collected).__slots__
 
 
-def _show_collected(console: Console, collected: gc.Collected, *, dry_run: bool) -> None:
+def _show_collected(session: Session, console: Console, collected: gc.Collected, end: str) -> None:
     for thread_id, why in collected.left.items():
         console.print(safe(f"left alone: thread {thread_id!r}: {why}"), soft_wrap=True)
+    if session.quiet and not end and not collected.changed:
+        return
+    word = "would remove" if session.dry_run else "removed"
     console.print(
-        f"{'would remove' if dry_run else 'removed'} {many(collected.checkpoints, 'checkpoint')},"
+        f"{word} {many(collected.checkpoints, 'checkpoint')},"
         f" {many(collected.writes, 'pending write')} and {many(collected.blobs, 'blob')}"
-        f" from {collected.changed:,} of {many(collected.threads, 'thread')}",
+        f" from {collected.changed:,} of {many(collected.threads, 'thread')}"
+        + (f"; {end}" if end else ""),
         soft_wrap=True,
     )

@@ -11,6 +11,7 @@ Whatever comes from the database goes through `plain.safe` or `plain.brief`, and
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,16 +20,23 @@ from itertools import pairwise
 from typing import Annotated, Any, Final
 
 import typer
+from pymongo.errors import OperationFailure
 from rich.console import Console
+from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
 from mongosaver.cli.plain import PlainSerializer, Sealed, Typed, brief, jsonable, label, safe, size
-from mongosaver.cli.session import Session, command, option
-from mongosaver.errors import UsageError
-from mongosaver.plans import inspect
+from mongosaver.cli.session import Session, command, many, option
+from mongosaver.errors import ConfigurationError, UsageError
+from mongosaver.identifiers import Key
+from mongosaver.ops import Collections, Plan
 from mongosaver.plans.context import Context
-from mongosaver.plans.inspect import Change, Entry, History, Key, Overview, Shown, ThreadSize, Value
+from mongosaver.plans.inspect import contents, entries, sizes
+from mongosaver.plans.inspect.changes import Change, compare
+from mongosaver.plans.inspect.contents import Shown, Value
+from mongosaver.plans.inspect.entries import Entry, History
+from mongosaver.plans.inspect.sizes import Overview, ThreadSize
 from mongosaver.plans.threads import ThreadInfo
 from mongosaver.schema import Name
 
@@ -62,13 +70,26 @@ def threads(
 ) -> None:
     """List the threads, the latest active first."""
     wanted = None if limit == 0 else limit + 1
-    found = list(session.saver.list_threads(filter=_filter(filter), limit=wanted, after=after))
+    conditions = _filter(filter)
+    try:
+        found = list(session.saver.list_threads(filter=conditions, limit=wanted, after=after))
+    except ConfigurationError:
+        if after is None:
+            raise
+        # It speaks of the arguments of a method.
+        raise UsageError(
+            f"--after takes the cursor that the last row of --json has, got {after!r}"
+        ) from None
     more = limit > 0 and len(found) > limit
     rows = found[:limit] if limit else found
     cursor = rows[-1].cursor if more else None
     session.emit(
         {"threads": rows, "after": cursor},
-        lambda console: _print_threads(console, rows, cursor),
+        lambda console: (
+            _print_threads(console, rows, cursor)
+            if rows
+            else _line(console, _no_threads(session, conditions, after))
+        ),
     )
 
 
@@ -84,17 +105,19 @@ def history(
     """Draw the checkpoints of a thread: forks, replays and subgraphs, newest first.
 
     A full dot is on the newest branch, an empty one on another, a diamond in a subgraph. The last
-    column has the tasks that ran on a checkpoint, or are to.
+    column has the tasks that ran on a checkpoint, or are to; `end` where a branch ends and nothing
+    is left to run. As much of each id is shown as `show` needs.
     """
-    found = session.run(inspect.history(_showing(session), thread, ns, limit or None))
+    found = session.run(entries.history(_showing(session), thread, ns, limit or None))
     drawing = draw(found.entries)
+    is_whole = ns is None and not found.more
     session.emit(
         {
             "thread_id": thread,
             "checkpoints": [_node(row) for row in drawing],
             "more": found.more,
         },
-        lambda console: _print_history(console, found, drawing),
+        lambda console: _print_history(console, found, drawing, is_whole=is_whole),
     )
 
 
@@ -128,17 +151,17 @@ def show(
     size; with --json they are whole, up to 16 MB.
     """
     ctx = _showing(session)
-    key = session.run(inspect.find(ctx, thread, ns, checkpoint))
-    shown = session.run(inspect.show(ctx, thread, key))
+    key = session.run(entries.find(ctx, thread, ns, checkpoint))
+    shown = session.run(contents.show(ctx, thread, key))
     if diff is None:
         session.emit(
             _checkpoint(thread, shown),
             lambda console: _print_checkpoint(console, thread, shown, items, ctx.now),
         )
         return
-    other_key = session.run(inspect.find(ctx, thread, key[0] if ns is None else ns, diff))
-    other = session.run(inspect.show(ctx, thread, other_key))
-    changes = inspect.compare(other.values, shown.values)
+    other_key = session.run(entries.find(ctx, thread, key[0] if ns is None else ns, diff))
+    other = session.run(contents.show(ctx, thread, other_key))
+    changes = compare(other.values, shown.values)
     session.emit(
         {
             "thread_id": thread,
@@ -171,27 +194,27 @@ def stats(
     The numbers of the collections are the server's own. What whole values would take is estimated
     from a random sample of checkpoints, or added up with --exact, which reads every document once.
     """
-    overview = session.run(inspect.overview(max(top, 1)))
+    overview = session.run(sizes.overview(max(top, 1)))
     checkpoints = overview.collections[Name.CHECKPOINTS].documents
     if exact:
         largest, whole = _added_up(session, checkpoints, top)
         sampled = None
     else:
-        sampled = session.run(inspect.sample(sample, checkpoints))
+        sampled = session.run(sizes.sample(sample, checkpoints))
         whole = round(sampled.mean * checkpoints)
         some = [thread_id for thread_id, _ in overview.longest[:top]]
-        sizes = session.run(inspect.sizes_of(some)) if some else []
-        largest = sorted(sizes, key=lambda each: (-each.stored, each.thread_id))
+        listed = session.run(sizes.sizes_of(some)) if some else []
+        largest = sorted(listed, key=lambda each: (-each.stored, each.thread_id))
     base = session.collection.name
     report = _Report(base, overview, largest, whole, sampled)
     session.emit(report.data(), report.print)
 
 
 def _added_up(session: Session, checkpoints: int, top: int) -> tuple[list[ThreadSize], int]:
-    walk = inspect.Walk(top)
+    walk = sizes.Walk(top)
     with session.progress("checkpoints", checkpoints) as bar:
         while not walk.done:
-            walk = session.run(inspect.add_up(walk))
+            walk = session.run(sizes.add_up(walk))
             bar.update(completed=walk.checkpoints, total=max(checkpoints, walk.checkpoints))
     return list(walk.largest), walk.whole
 
@@ -242,10 +265,6 @@ def _name_of(key: Key) -> dict[str, str]:
     return {"checkpoint_ns": key[0], "checkpoint_id": key[1]}
 
 
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
-
-
 def kind(value: Any) -> str:
     """What a value is, in a few words."""
     if isinstance(value, Typed):
@@ -255,7 +274,7 @@ def kind(value: Any) -> str:
     if isinstance(value, dict):
         return f"map of {len(value):,}"
     if isinstance(value, str):
-        return _count(len(value), "character")
+        return many(len(value), "character")
     if isinstance(value, (bytes, bytearray)):
         return "binary"
     return {type(None): "null", bool: "boolean", int: "number", float: "number"}.get(
@@ -263,9 +282,29 @@ def kind(value: Any) -> str:
     )
 
 
-def _line(console: Console, *parts: str | tuple[str, str]) -> None:
+def _cut(text: str) -> str:
+    """An id for a table: of one that would fill lines, the beginning and how long it is."""
+    if len(text) <= _LONGEST:
+        return safe(text)
+    length = f"… ({len(text):,} characters)"
+    return safe(text[: _LONGEST - len(length)]) + length
+
+
+_LONGEST: Final = 60
+"""Characters of an id in a table."""
+
+
+def _line(console: Console, *parts: str | tuple[str, str | Style]) -> None:
     """One line, cut at the edge of a terminal: (text, style) pairs and plain texts."""
-    console.print(_plain(console, Text.assemble(*parts)), no_wrap=True, overflow="ellipsis")
+    text = Text.assemble(*parts)
+    text.rstrip()
+    console.print(_plain(console, text), no_wrap=True, overflow="ellipsis")
+
+
+def _print_table(console: Console, table: Table) -> None:
+    """A table without the blanks that fill the last column of its lines."""
+    for segments in console.render_lines(table, pad=False):
+        _line(console, *((each.text, each.style or "") for each in segments))
 
 
 _ASCII: Final = str.maketrans(
@@ -284,10 +323,29 @@ def _plain(console: Console, text: Text) -> Text:
 # --- threads -----------------------------------------------------------------------------------
 
 
+def _no_threads(session: Session, conditions: Mapping[str, Any] | None, after: str | None) -> str:
+    """What there is none of, and where."""
+    text = f"no {'more ' if after else ''}threads in {_place_of(session)}"
+    if conditions:
+        told = " and ".join(f"{label(key)} = {brief(value)}" for key, value in conditions.items())
+        text = f"no {'further ' if after else ''}thread whose latest metadata has {told}"
+    try:
+        exists = session.run(_exists())
+    except OperationFailure:  # who may read a collection need not be allowed to list it
+        exists = True
+    return text if exists else f"{text} (the collection does not exist)"
+
+
+def _place_of(session: Session) -> str:
+    return safe(session.collection.full_name)
+
+
+def _exists() -> Plan[bool]:
+    found = yield Collections()
+    return Name.CHECKPOINTS in found
+
+
 def _print_threads(console: Console, rows: Sequence[ThreadInfo], cursor: str | None) -> None:
-    if not rows:
-        _line(console, "no threads")
-        return
     now = datetime.now(timezone.utc)
     table = Table(box=None, pad_edge=False, header_style="dim")
     table.add_column("thread", overflow="fold")
@@ -297,13 +355,13 @@ def _print_threads(console: Console, rows: Sequence[ThreadInfo], cursor: str | N
     table.add_column("")
     for row in rows:
         table.add_row(
-            Text(safe(row.thread_id)),
+            Text(_cut(row.thread_id)),
             f"{row.checkpoints:,}",
             f"{len(row.namespaces):,}",
             age(now - row.last_activity),
             Text("waits", "yellow") if row.pending_interrupt else "",
         )
-    console.print(table)
+    _print_table(console, table)
     if cursor is not None:
         console.print(
             Text(f"There are more: --after {safe(shlex.quote(cursor))}", "dim"), soft_wrap=True
@@ -415,22 +473,39 @@ def _node(row: Drawn) -> dict[str, Any]:
     }
 
 
-def short_length(ids: Sequence[str], least: int = 8) -> int:
-    """How many characters of ids tell them apart."""
+def short_length(ids: Sequence[str], *, is_whole: bool = True) -> int:
+    """How many characters of ids tell each from all others of its thread.
+
+    Args:
+        ids: Ids that are to be shown.
+        is_whole: Whether these are all ids of the thread.
+    """
+    longest = max(map(len, ids))
     ordered = sorted(set(ids))
-    needed = least
+    if len(ordered) < len(ids):
+        return longest  # one of two namespaces is found by the whole of it alone
+    needed = 13
+    if not is_whole:
+        # What LangGraph makes begins with the time, to 100 ns; of other ids nothing is known.
+        needed = 18 if all(map(_BY_TIME.match, ids)) else longest
     for one, other in pairwise(ordered):
         same = 0
         while same < min(len(one), len(other)) and one[same] == other[same]:
             same += 1
         needed = max(needed, same + 1)
     # An id that ends in a dash reads as if something was missing.
-    return next((n for n in (8, 13, 18, 23) if n >= needed), needed)
+    return next((n for n in (13, 18, 23) if n >= needed), needed)
 
 
-def _print_history(console: Console, found: History, drawing: Sequence[Drawn]) -> None:
+_BY_TIME: Final = re.compile("[0-9a-f]{8}-[0-9a-f]{4}-6[0-9a-f]{3}-")
+"""The time in a UUID of version 6 (RFC 9562)."""
+
+
+def _print_history(
+    console: Console, found: History, drawing: Sequence[Drawn], *, is_whole: bool
+) -> None:
     now = datetime.now(timezone.utc)
-    length = short_length([entry.key[1] for entry in found.entries])
+    length = short_length([entry.key[1] for entry in found.entries], is_whole=is_whole)
     width = max(len(row.graph) for row in drawing) + 1
     rows = [_columns(row, length, now) for row in drawing]
     head = ("checkpoint", "step", "source", "age", "writes")
@@ -450,7 +525,7 @@ def _print_history(console: Console, found: History, drawing: Sequence[Drawn]) -
         told = ", ".join(f"{glyph} {text}" for glyph, text in _LEGEND.items() if glyph in kinds)
         _line(console, (" " * width + told, "dim"))
     if found.more:
-        _line(console, ("⋮ ".ljust(width) + "older ones: --limit, 0 for all", "dim"))
+        _line(console, ("⋮ ".ljust(width) + "more: --limit 0 shows all", "dim"))
 
 
 _LEGEND: Final = {"●": "newest branch", "○": "another branch", "◇": "subgraph"}
@@ -459,7 +534,7 @@ _LEGEND: Final = {"●": "newest branch", "○": "another branch", "◇": "subgr
 def _columns(row: Drawn, length: int, now: datetime) -> tuple[str, ...]:
     entry = row.entry
     return (
-        safe(entry.key[1])[:length],
+        _cut(entry.key[1][:length]),
         brief("" if entry.step is None else entry.step, 8).strip('"'),
         brief("" if entry.source is None else entry.source, 16).strip('"'),
         age(now - entry.created_at),
@@ -516,8 +591,12 @@ def _counted(tasks: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
 
 
 def _storage(value: Value) -> dict[str, Any]:
-    form = "blob" if value.segments else "inline"
-    return {"form": form, "segments": value.segments, "tail": value.tail, "bytes": value.size}
+    return {
+        "form": value.form,
+        "segments": value.segments,
+        "tail": value.tail,
+        "bytes": value.size,
+    }
 
 
 def _checkpoint(thread: str, shown: Shown) -> dict[str, Any]:
@@ -612,12 +691,16 @@ def _print_next(console: Console, shown: Shown) -> None:
 
 def _print_values(console: Console, shown: Shown, items: int) -> None:
     total = shown.document.get("bytes", 0)
-    _title(console, "state", f"{_count(len(shown.values), 'channel')}, {size(total)} with metadata")
+    _title(console, "state", f"{many(len(shown.values), 'channel')}, {size(total)} with metadata")
     wide = max((len(safe(channel)) for channel in shown.values), default=0)
     for channel, value in shown.values.items():
+        if value.form == "rebuilt":
+            name = f"  {safe(channel).ljust(wide)}  "
+            _line(console, (name, "cyan"), (value.problem or "", "dim"))
+            continue
         stored = "inline"
         if value.segments:
-            stored = f"blob of {_count(value.segments, 'segment')}"
+            stored = f"blob of {many(value.segments, 'segment')}"
             stored += f", {size(value.tail)} of it inline" if value.tail else ""
         what = value.problem or kind(value.value)
         _line(
@@ -697,11 +780,11 @@ def _print_changes(
 def what_changed(change: Change) -> str:
     """A change in a few words."""
     if change.kind == "map":
-        return f"{_count(change.kept, 'key')} kept"
+        return f"{many(change.kept, 'key')} kept"
     if change.kind != "list":
         return change.kind
     went, came = len(change.old), len(change.new)
-    kept = f"{_count(change.kept, 'item')} kept"
+    kept = f"{many(change.kept, 'item')} kept"
     if not went:
         where = "appended" if change.at == change.kept else f"inserted at {change.at:,}"
         return f"{came:,} {where}, {kept}"
@@ -747,13 +830,13 @@ class _Report:
     overview: Overview
     largest: Sequence[ThreadSize]
     whole: int
-    sampled: inspect.Sample | None
+    sampled: sizes.Sample | None
 
     @property
     def stored(self) -> int:
         """Bytes of checkpoints and their values. Pending writes are the same either way."""
-        sizes = self.overview.collections
-        return sizes[Name.CHECKPOINTS].bytes + sizes[Name.BLOBS].bytes
+        of = self.overview.collections
+        return of[Name.CHECKPOINTS].bytes + of[Name.BLOBS].bytes
 
     @property
     def error(self) -> int:
@@ -788,7 +871,7 @@ class _Report:
         checkpoints = self.overview.collections[Name.CHECKPOINTS].documents
         _line(
             console,
-            f"{_count(self.overview.threads, 'thread')}, {_count(checkpoints, 'checkpoint')}",
+            f"{many(self.overview.threads, 'thread')}, {many(checkpoints, 'checkpoint')}",
         )
         console.print()
         self._print_collections(console)
@@ -801,7 +884,7 @@ class _Report:
 
     def _print_collections(self, console: Console) -> None:
         table = _table("collection", "documents", "bytes", "on disk", "indexes on disk")
-        rows: Mapping[Name, inspect.CollectionSize] = self.overview.collections
+        rows: Mapping[Name, sizes.CollectionSize] = self.overview.collections
         for name, of in rows.items():
             table.add_row(
                 Text(safe(self.base + name.value)),
@@ -810,13 +893,13 @@ class _Report:
             )
         totals = [sum(getattr(of, field) for of in rows.values()) for field in _SIZES]
         table.add_row("together", f"{totals[0]:,}", *map(size, totals[1:]), style="bold")
-        console.print(table)
+        _print_table(console, table)
 
     def _print_whole(self, console: Console) -> None:
         checkpoints = self.overview.collections[Name.CHECKPOINTS].documents
         how = "added up"
         if self.sampled is not None and self.sampled.count < checkpoints:
-            how = f"estimated from {_count(self.sampled.count, 'checkpoint')}"
+            how = f"estimated from {many(self.sampled.count, 'checkpoint')}"
             how += f", +- {size(self.error)}"
         times = self.whole / self.stored if self.stored else 0
         less = f", {times:,.1f} times less" if times > 1 else ""
@@ -830,12 +913,12 @@ class _Report:
         table = _table(f"threads with the most {by}", "checkpoints", "bytes", "whole values")
         for each in self.largest:
             table.add_row(
-                Text(safe(each.thread_id)),
+                Text(_cut(each.thread_id)),
                 f"{each.checkpoints:,}",
                 size(each.stored),
                 size(each.whole),
             )
-        console.print(table)
+        _print_table(console, table)
 
 
 _SIZES: Final = ("documents", "bytes", "storage", "indexes")

@@ -434,8 +434,8 @@ def _joined(items: Any) -> Iterator[str]:
 
 
 def label(key: Any) -> str:
-    """The key of a map, without quotes where it is text."""
-    if not isinstance(key, str):
+    """The key of a map, without quotes where it is text that can be seen."""
+    if not key or not isinstance(key, str):
         return brief(key, 40)
     return safe(key if len(key) <= 80 else f"{key[:79]}…")
 

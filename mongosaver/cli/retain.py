@@ -6,9 +6,9 @@ be interrupted at any time; what is said then is the command that goes on.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timedelta, timezone
 from enum import Enum
 from typing import Annotated, Any, Final, TypeVar
@@ -23,16 +23,16 @@ from mongosaver.cli.plain import safe
 from mongosaver.cli.session import (
     Bar,
     Code,
-    Options,
     Session,
     Stop,
     brief,
     command,
     duration,
     many,
+    observed,
     option,
 )
-from mongosaver.ops import Aggregate, Count, Find, Insert, Merge, Op, Plan
+from mongosaver.ops import Aggregate, Count, Delete, Find, Insert, Merge, Op, Plan, Updates
 from mongosaver.plans import copy, expiry, idle, prune
 from mongosaver.plans.context import duration as checked
 from mongosaver.plans.prune import Pruned
@@ -42,9 +42,7 @@ from mongosaver.schema import Name
 T = TypeVar("T")
 
 _ASKED: Final = 5
-"""So many threads are named in a question."""
-
-_AGAIN: Final = "The same command does the rest."
+"""This many threads are named in a question."""
 
 _PARTS: Final = (Name.CHECKPOINTS, Name.WRITES, Name.BLOBS)
 
@@ -91,19 +89,44 @@ def delete_thread(session: Session, threads: _Threads) -> None:
     if there:
         total = _sum([found[each] for each in there])
         session.confirm(f"Delete {_named(there)}, {many(total.checkpoints, 'checkpoint')} in all?")
-    session.way_on = _AGAIN
-    rows = []
-    with session.progress("deleting", len(there)) as bar:
-        for number, each in enumerate(there):
-            done = session.run(prune.prune(ctx, [each], strategy="delete"))
-            rows.append({"thread_id": each, **_counts(found[each] if session.dry_run else done)})
-            bar.update(completed=number + 1)
+    session.way_on = _repeat(session, "delete-thread", ids=ids)
+    rows: list[dict[str, Any]] = []
 
     def human(console: Console) -> None:
         if rows:
             console.print(_table(rows, "thread"))
 
-    session.emit({"threads": rows}, human)
+    with (
+        _telling(session, lambda: {"threads": rows}, human),
+        session.progress("deleting", len(there)) as bar,
+    ):
+        for number, each in enumerate(there):
+            done = session.run(prune.prune(ctx, [each], strategy="delete"))
+            rows.append({"thread_id": each, **_counts(found[each] if session.dry_run else done)})
+            bar.update(completed=number + 1)
+
+
+@contextlib.contextmanager
+def _telling(
+    session: Session, data: Callable[[], dict[str, Any]], human: Callable[[Console], object]
+) -> Iterator[None]:
+    """Prints what was done at the end, also at that of an interruption."""
+
+    def emit(finished: bool) -> None:
+        session.emit({**data(), "finished": finished}, human)
+
+    try:
+        yield
+    except KeyboardInterrupt:
+        emit(finished=False)
+        if not session.json:
+            session.out.print("interrupted, not finished")
+        raise
+    emit(finished=True)
+
+
+def _repeat(session: Session, *words: str, ids: Sequence[str] = ()) -> str:
+    return f"The same command does the rest: {session.again(*words, ids=ids)}"
 
 
 def _named(ids: Sequence[str]) -> str:
@@ -153,7 +176,8 @@ def copy_thread(
     counts = {name: session.run(_count(name, source)) for name in _PARTS}
     if not counts[Name.CHECKPOINTS]:
         raise Stop(Code.FAILED, f"there is no thread {source!r}")
-    session.way_on = "The same command completes the copy."
+    again = session.again("copy-thread", ids=[source, target])
+    session.way_on = f"The same command completes the copy: {again}"
     with session.progress("copying", sum(counts.values())) as bar:
         session.run(_watched(plan, bar, counts))
     if not session.dry_run:
@@ -175,16 +199,38 @@ def _watched(plan: Plan[None], bar: Bar, counts: dict[Name, int]) -> Plan[None]:
         if isinstance(op, (Merge, Insert)):
             bar.update(text=f"copying {op.collection.name.lower()}")
 
-    def after(op: Op) -> None:
+    def after(op: Op, _: Any) -> None:
         nonlocal done
         if isinstance(op, (Merge, Insert)):
             done += len(op.documents) if isinstance(op, Insert) else counts[op.collection]
             bar.update(completed=done)
 
-    return _observed(plan, before, after)
+    return observed(plan, before, after)
 
 
-def _each_thread(plan: Plan[T], bar: Bar, start: int) -> Plan[T]:
+class _Page:
+    """What was done since the last whole page: a plan tells it at its end only.
+
+    Attributes:
+        threads: Threads of which something was changed or removed.
+        counts: Documents that were removed, or moved to another date.
+    """
+
+    def __init__(self) -> None:
+        self.threads: set[str] = set()
+        self.counts: dict[Name, int] = dict.fromkeys(_PARTS, 0)
+
+    def add(self, op: Op, result: Any) -> None:
+        """An operation that was carried out."""
+        if isinstance(op, Delete) and op.collection in self.counts and result:
+            self.counts[op.collection] += result
+            self.threads.add(str(op.filter.get("thread_id")))
+        elif isinstance(op, Updates) and op.collection is Name.CHECKPOINTS:
+            self.counts[op.collection] += len(op.updates)
+            self.threads |= {str(each.filter.get("thread_id")) for each in op.updates}
+
+
+def _each_thread(plan: Plan[T], bar: Bar, start: int, page: _Page) -> Plan[T]:
     """A page of threads that tells about each thread, as far as it works on it."""
     seen: set[str] = set()
 
@@ -195,27 +241,7 @@ def _each_thread(plan: Plan[T], bar: Bar, start: int) -> Plan[T]:
             seen.add(thread)
             bar.update(completed=start + len(seen) - 1)
 
-    return _observed(plan, before, lambda _: None)
-
-
-def _observed(plan: Plan[T], before: Callable[[Op], None], after: Callable[[Op], None]) -> Plan[T]:
-    """A plan, with what is to be done before and after each of its operations."""
-    try:
-        op = next(plan)
-        while True:
-            before(op)
-            try:
-                result = yield op
-            except Exception as error:  # noqa: BLE001 - the plan decides what becomes of it
-                op = plan.throw(error)
-            else:
-                after(op)
-                op = plan.send(result)
-    except StopIteration as stop:
-        value: T = stop.value
-        return value
-    finally:
-        plan.close()
+    return observed(plan, before, page.add)
 
 
 # --- prune -------------------------------------------------------------------------------------
@@ -232,7 +258,7 @@ def prune_threads(
             "--idle",
             parser=duration,
             metavar="DURATION",
-            help="All threads that were not saved for so long: 30d, 12h, 90m or seconds.",
+            help="All threads that were not saved for this long: 30d, 12h, 90m or seconds.",
         ),
     ] = None,
     strategy: Annotated[
@@ -244,7 +270,9 @@ def prune_threads(
     ] = Strategy.keep_latest,
     keep_last: Annotated[
         int | None,
-        option("--keep-last", help="With keep_latest: how many stay of each namespace, not 1."),
+        option(
+            "--keep-last", help="With keep_latest: how many stay of each namespace, instead of 1."
+        ),
     ] = None,
     older_than: Annotated[
         timedelta | None,
@@ -290,18 +318,39 @@ def prune_threads(
 def _prune_ids(session: Session, ids: Sequence[str], options: dict[str, Any]) -> None:
     ctx = session.context()
     prune.prune(ctx, ids, **options).close()  # all is checked before anything is asked
-    session.confirm(f"Prune {_named(ids)}{_kept(options)}?")
-    session.way_on = _AGAIN
+    there = [each for each in ids if session.exists(each)]
+    for each in ids:
+        if each not in there:
+            session.note(f"there is no thread {each!r}")
+    if there:
+        session.confirm(f"Prune {_named(there)}{_kept(options, len(there))}?")
+    words = _options_of(options)
+    session.way_on = _repeat(session, "prune", *words, ids=ids)
     done = Pruned()
-    with session.progress("pruning", len(ids)) as bar:
-        for number, each in enumerate(ids):
+    with (
+        _telling(
+            session,
+            lambda: dataclasses.asdict(done),
+            lambda console: _say_pruned(session, console, done),
+        ),
+        session.progress("pruning", len(there)) as bar,
+    ):
+        for number, each in enumerate(there):
             pruned = session.run(prune.prune(ctx, [each], **options))
             if session.dry_run:
                 # What would go is told; how much that is in all, the plan counts by itself.
                 pruned = session.run(prune.prune(ctx, [each], **options, dry_run=True))
             done = _sum([done, pruned])
             bar.update(completed=number + 1)
-    session.emit(done, lambda console: _say_pruned(session, console, done))
+
+
+def _options_of(options: dict[str, Any]) -> list[str]:
+    """Options of a prune, as they are given."""
+    words = ["--strategy", options["strategy"]] if options["strategy"] != "keep_latest" else []
+    words += ["--keep-last", str(options["keep_last"])] if options["keep_last"] else []
+    age = options.get("older_than")
+    words += [] if age is None else ["--older-than", brief(age)]
+    return words + ([] if options["skip_interrupted"] else ["--include-interrupted"])
 
 
 def _prune_idle(
@@ -310,20 +359,31 @@ def _prune_idle(
     ctx = session.context()
     walk = idle.walk(ctx, older_than, **options, after=after, dry_run=False)
     counted = idle.walk(ctx, older_than, **options, after=after, dry_run=True)
-    session.confirm(
-        f"Prune all threads that were not saved for {brief(older_than)}{_kept(options)}?"
-    )
-    words = ["mongosaver", "prune", "--idle", brief(older_than)]
-    words += ["--strategy", options["strategy"]] if options["strategy"] != "keep_latest" else []
-    words += ["--keep-last", str(options["keep_last"])] if options["keep_last"] else []
-    words += [] if options["skip_interrupted"] else ["--include-interrupted"]
+    session.confirm(f"Prune all threads not saved for {brief(older_than)}{_kept(options)}?")
+    words = ["prune", "--idle", brief(older_than), *_options_of(options)]
     progress = walk.progress
-    session.way_on = _AGAIN
-    with session.progress("pruning") as bar:
+    _remember(session, words, 0, after)
+    page = _Page()
+
+    def pruned() -> Pruned:
+        begun = Pruned(len(page.threads), 0, *(page.counts[name] for name in _PARTS))
+        return _sum([progress.pruned, begun])
+
+    def data() -> dict[str, Any]:
+        values = dataclasses.asdict(progress)
+        del values["done"]
+        return {**values, "pruned": dataclasses.asdict(pruned())}
+
+    def human(console: Console) -> None:
+        console.print(f"{many(progress.threads, 'thread')}, {progress.idle:,} of them idle")
+        _say_pruned(session, console, pruned())
+
+    with _telling(session, data, human), session.progress("pruning") as bar:
         bar.update(total=session.run(_threads_after(after)))
         while not progress.done:
             plan = idle.step(session.context(), walk)
-            walk = session.run(_each_thread(plan, bar, walk.progress.threads))
+            walk = session.run(_each_thread(plan, bar, walk.progress.threads, page))
+            page = _Page()
             if session.dry_run:
                 counted = session.run(idle.step(session.context(), counted))
             progress = counted.progress if session.dry_run else walk.progress
@@ -333,35 +393,23 @@ def _prune_idle(
             )
             _remember(session, words, progress.threads, progress.last_thread_id)
 
-    def human(console: Console) -> None:
-        console.print(f"{many(progress.threads, 'thread')}, {progress.idle:,} of them idle")
-        _say_pruned(session, console, progress.pruned)
-
-    session.emit(progress, human)
-
 
 def _remember(session: Session, words: list[str], count: int, last: str | None) -> None:
     """What is said when the command is interrupted from here on."""
-    if last is not None:
-        given = [*_given(session.options), "--after", last]
-        session.way_on = f"{many(count, 'thread')} done. Go on with: {shlex.join([*words, *given])}"
+    if last is None:
+        session.way_on = _repeat(session, *words)
+    else:
+        again = session.again(*words, "--after", last)
+        session.way_on = f"{many(count, 'thread')} done. Go on with: {again}"
 
 
-def _given(options: Options) -> list[str]:
-    """Options that are to be given again, except the connection string."""
-    words = ["--db", options.db] if options.db else []
-    return words + (
-        [] if options.collection == Options.collection else ["--collection", options.collection]
-    )
-
-
-def _kept(options: dict[str, Any]) -> str:
+def _kept(options: dict[str, Any], threads: int = 2) -> str:
     if options["strategy"] == "delete":
-        kept = ": nothing of them stays"
+        kept = f", keeping nothing of {'it' if threads == 1 else 'them'}"
     else:
         count = options["keep_last"] or 1
         newest = "newest checkpoint" if count == 1 else f"{count:,} newest checkpoints"
-        kept = f": the {newest} of each namespace and what it needs stay"
+        kept = f", keeping the {newest} of each namespace and what it needs"
     age = options.get("older_than")
     if age is not None:
         kept += f", and what is not older than {brief(age)}"
@@ -474,7 +522,7 @@ def set_ttl(
     ],
     after: _After = None,
 ) -> None:
-    """Let all threads expire so long after their last save.
+    """Let all threads expire this long after their last save.
 
     Give the application's savers the same ttl first, since the saver that saves last decides.
     Threads that were idle for longer are removed soon after. Safe to interrupt and to repeat.
@@ -493,7 +541,7 @@ def set_ttl(
         " longer will be removed soon."
     )
     saver = session.saver_with(ttl=span)
-    _walk(session, saver, ["mongosaver", "ttl", "set", brief(span)], after)
+    _walk(session, saver, ["ttl", "set", brief(span)], after)
 
 
 def turn_off_ttl(session: Session, after: _After = None) -> None:
@@ -502,32 +550,42 @@ def turn_off_ttl(session: Session, after: _After = None) -> None:
     Take the ttl from the application's savers first, since the saver that saves last decides.
     """
     session.confirm("Keep all threads for ever, unless a saver with a ttl goes on with them?")
-    _walk(session, session.saver, ["mongosaver", "ttl", "off"], after)
+    _walk(session, session.saver, ["ttl", "off"], after)
 
 
 def _walk(session: Session, saver: MongoSaver, words: list[str], after: str | None) -> None:
     walk = expiry.walk(None, after, dry_run=False)
     counted = expiry.walk(None, after, dry_run=True)
     progress = walk.progress
-    session.way_on = _AGAIN
-    with session.progress("setting dates") as bar:
+    _remember(session, words, 0, after)
+    page = _Page()
+
+    def data() -> dict[str, Any]:
+        values = dataclasses.asdict(progress)
+        del values["done"]
+        values["changed"] += len(page.threads)
+        values["checkpoints"] += page.counts[Name.CHECKPOINTS]
+        return values
+
+    def human(console: Console) -> None:
+        counts = data()
+        would = "would be " if session.dry_run else ""
+        console.print(
+            f"{many(progress.threads, 'thread')}, {counts['changed']:,} of them {would}changed"
+            f" ({many(counts['checkpoints'], 'checkpoint')})"
+        )
+        if progress.expired:
+            expire = "expires" if progress.expired == 1 else "expire"
+            console.print(f"{many(progress.expired, 'thread')} {expire} at once")
+
+    with _telling(session, data, human), session.progress("setting dates") as bar:
         bar.update(total=session.run(_threads_after(after)))
         while not progress.done:
             plan = expiry.apply(session.context_of(saver), walk)
-            walk = session.run(_each_thread(plan, bar, walk.progress.threads))
+            walk = session.run(_each_thread(plan, bar, walk.progress.threads, page))
+            page = _Page()
             if session.dry_run:
                 counted = session.run(expiry.apply(session.context_of(saver), counted))
             progress = counted.progress if session.dry_run else walk.progress
             bar.update(completed=progress.threads)
             _remember(session, words, progress.threads, progress.last_thread_id)
-
-    def human(console: Console) -> None:
-        would = "would be " if session.dry_run else ""
-        console.print(
-            f"{many(progress.threads, 'thread')}, {progress.changed:,} of them {would}changed"
-            f" ({many(progress.checkpoints, 'checkpoint')})"
-        )
-        if progress.expired:
-            console.print(f"{many(progress.expired, 'thread')} expire at once")
-
-    session.emit(progress, human)

@@ -49,7 +49,7 @@ def status(session: Session) -> None:
 
 
 def check(session: Session) -> None:
-    """Exit with 3 when something is pending.
+    """Check whether something is pending; exit code 3 if so.
 
     That is a migration that was not applied, or an index that was removed or changed since. For a
     pipeline, before new code is deployed.
@@ -175,15 +175,18 @@ def migrate(
         option(
             "--shard",
             help="Shard collections that are made now by thread. Where the server refuses they are"
-            " made all the same, and that is told. For those that exist see the command shard.",
+            " made all the same, and a note says so. For those that exist see the command shard.",
         ),
     ] = False,
 ) -> None:
-    """Apply pending migrations, and make indexes again that were removed.
+    """Apply pending migrations, and rebuild indexes that were removed.
 
-    Graphs may run meanwhile. To repeat it changes nothing, and what was interrupted is finished by
-    the next run. One runner works at a time; the others wait.
+    Graphs may run meanwhile. Running it again changes nothing, and what was interrupted is finished
+    by the next run. One runner works at a time; the others wait.
     """
+    last = MIGRATIONS[-1].number
+    if to is not None and to > last:
+        raise Stop(Code.REFUSED, f"there is no migration {to}; the last is {last}")
     me = runner(session.collection)
     session.way_on = "What was done is recorded; run the same command again to go on."
     said = ""
@@ -215,8 +218,8 @@ def migrate(
         for each in done:
             console.print(f"{word} {each} ({each.phase})")
         if not done:
-            mended = "; indexes that were amiss are mended" if said else ""
-            console.print(f"no migration was to be applied{mended}")
+            mended = "; indexes that were missing or changed are repaired" if said else ""
+            console.print(f"nothing to apply{mended}")
         for note in notes:
             console.print(safe(note), soft_wrap=True)
         for each in left:
@@ -358,7 +361,7 @@ def shard(
         if session.client.admin.command("hello").get("msg") != "isdbgrid":
             raise Stop(
                 Code.FAILED,
-                "this is no sharded cluster: --apply needs the address of a mongos. Without it"
+                "this is not a sharded cluster: --apply needs the address of a mongos. Without it"
                 " the commands are printed.",
             )
         for each in commands:

@@ -10,7 +10,7 @@ error, so that a pipe carries data only.
         def history(
             session: Session,
             thread: Annotated[str, typer.Argument(help="The thread.")],
-            limit: Annotated[int, option("--limit", help="At most so many.")] = 20,
+            limit: Annotated[int, option("--limit", help="At most this many.")] = 20,
         ) -> None:
             \"\"\"Show the checkpoints of a thread.\"\"\"
             rows = session.run(plan(session.context(), thread, limit))
@@ -26,10 +26,12 @@ import inspect
 import json
 import os
 import re
+import shlex
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import date, datetime, timedelta
 from enum import Enum, IntEnum
 from pathlib import Path
@@ -72,9 +74,10 @@ from mongosaver.cli.plain import safe
 from mongosaver.drivers import Driver
 from mongosaver.errors import MongoSaverError, UsageError
 from mongosaver.migrations import first_use
-from mongosaver.ops import Plan
+from mongosaver.ops import Op, Plan
 from mongosaver.plans.context import Context
 from mongosaver.saver import MongoSaver
+from mongosaver.schema import Name
 
 T = TypeVar("T")
 
@@ -87,6 +90,8 @@ _WIDE: Final = 100_000
 
 
 _PIECE: Final = 32 * 1024
+
+_STORED: Final = (Name.CHECKPOINTS, Name.WRITES, Name.BLOBS)
 
 
 class Code(IntEnum):
@@ -156,7 +161,7 @@ def duration(text: str | timedelta) -> timedelta:
         parts = _PART.findall(text)
         if parts and "".join(map("".join, parts)) == text:
             return timedelta(seconds=sum(float(n) * _UNITS[unit] for n, unit in parts))
-    raise typer.BadParameter(f"{text!r} is no duration; say 30d, 12h, 90m, 45s or seconds")
+    raise typer.BadParameter(f"{text!r} is not a duration; say 30d, 12h, 90m, 45s or seconds")
 
 
 def many(count: int, what: str) -> str:
@@ -265,7 +270,7 @@ _OUTPUT: Final = {
 _WRITING: Final = {
     "dry_run": Annotated[
         bool,
-        option("--dry-run", help="Read, and print what would be written. Nothing is sent."),
+        option("--dry-run", help="Print what would be written, and write nothing."),
     ],
 }
 _ASKING: Final = {
@@ -404,7 +409,13 @@ def code_of(error: BaseException) -> Code:
 
 
 _UNAUTHORIZED: Final = 13
-_DENIED: Final = re.compile(r"not authorized on (\S+) to execute command \{ ?\"?(\w+)")
+_DENIED: Final = re.compile(
+    r"not authorized on (\S+) to execute command \{ ?\"?(\w+)\"?(?:: ?\"([^\"]+)\")?"
+)
+_LOGIN_FAILED: Final = 18
+_DEPLOY: Final = "docs/how-to/deploy.md"
+_OF_CALLS: Final = re.compile(r"^(keep_last|older_than) must be ")
+"""What a plan says of an argument that is an option here."""
 
 
 def explained(error: BaseException) -> str:
@@ -423,15 +434,38 @@ def explained(error: BaseException) -> str:
         text = " ".join(str((error.details or {}).get("errmsg") or text).split())
         denied = _DENIED.search(text)
         if error.code == _UNAUTHORIZED and denied:
+            where = f"on {denied[1]}.{denied[3]}" if denied[3] else f"in database {denied[1]}"
             return (
-                f"the user of this connection may not run {denied[2]!r} in database {denied[1]!r};"
-                " ask for the role that the documentation names for operators"
+                f"the user of this connection may not run {denied[2]!r} {where}; {_DEPLOY} has the"
+                " role that an operator needs"
+            )
+        if error.code == _LOGIN_FAILED:
+            return (
+                f"the server refuses: {text.rstrip('.')}; check user, password and authSource in"
+                " the connection string"
             )
         name = (error.details or {}).get("codeName")
         return f"the server refuses: {text.rstrip('.')} ({name or error.code})"
     if isinstance(error, (InvalidURI, ConfigurationError)):
         return f"the connection string does not work: {text}"
-    return text
+    return _OF_CALLS.sub(lambda found: f"--{found[1].replace('_', '-')} must be ", text)
+
+
+_ESCAPING: Final = (
+    "the connection string does not work: '/', ':' and '@' in the user's name or password have to"
+    " be percent-escaped, as %2F, %3A and %40"
+)
+
+
+def _is_unescaped(uri: str, text: str = "") -> bool:
+    """Whether the login has characters that end it, or the hosts, too early.
+
+    Args:
+        uri: The connection string.
+        text: What PyMongo says of it, if it does.
+    """
+    login, at, _ = uri.partition("://")[2].partition("?")[0].rpartition("@")
+    return bool(at) and ("/" in login or "must be escaped" in text)
 
 
 # --- the session -------------------------------------------------------------------------------
@@ -478,7 +512,21 @@ class Session:
         for name in ("serverSelectionTimeoutMS", "connectTimeoutMS"):
             if self.options.timeout is not None or name.lower() not in uri.lower():
                 settings[name] = int(1000 * (self.options.timeout or WAIT))
-        return self._closing.enter_context(MongoClient(uri, **settings))
+        if _is_unescaped(uri):
+            # PyMongo may take a part of the password for the port, and look for that server.
+            raise Stop(Code.REFUSED, _ESCAPING)
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            try:
+                client = MongoClient(uri, **settings)
+            except (PyMongoError, ValueError) as error:
+                if _is_unescaped(uri, str(error)):
+                    raise Stop(Code.REFUSED, _ESCAPING) from None
+                raise
+        about = [each for each in told if issubclass(each.category, UserWarning)]
+        for text in dict.fromkeys(str(each.message) for each in about):
+            self.note(f"connection string: {' '.join(text.split())}")
+        return self._closing.enter_context(client)
 
     @functools.cached_property
     def database(self) -> Database[dict[str, Any]]:
@@ -520,6 +568,34 @@ class Session:
         """
         self.run(first_use(self.context(), runner(self.collection), auto=False))
 
+    def exists(self, thread_id: str) -> bool:
+        """Whether anything of a thread is stored."""
+        where = {"thread_id": thread_id}
+        bound = self.driver.bound
+        return any(bound[name].find_one(where, {"_id": 1}) is not None for name in _STORED)
+
+    def is_there(self) -> bool:
+        """Whether there is a collection of checkpoints, of pending writes or of blobs."""
+        names = [self.options.collection + name.value for name in _STORED]
+        # Also for a user who may list no others than those.
+        found = self.database.list_collection_names(
+            filter={"name": {"$in": names}}, authorizedCollections=True
+        )
+        return bool(found)
+
+    def again(self, *words: str, ids: Sequence[str] = ()) -> str:
+        """A whole command to go on with, except the connection string.
+
+        Args:
+            words: The command and its own options.
+            ids: Threads.
+        """
+        given = ["--db", self.options.db] if self.options.db else []
+        if self.options.collection != COLLECTION_NAME:
+            given += ["--collection", self.options.collection]
+        dashes = ["--"] if any(each.startswith("-") for each in ids) else []
+        return shlex.join(["mongosaver", *words, *given, *dashes, *ids])
+
     def run(self, plan: Plan[T]) -> T:
         """Run a plan; under `--dry-run` its reads only."""
         return self.driver.run(plan)
@@ -539,7 +615,7 @@ class Session:
         if self.json:
             self._writes.append(write)
         elif not self.quiet:
-            self.out.print(str(write), soft_wrap=True)
+            self.out.print(safe(str(write)), soft_wrap=True)
 
     # --- output
 
@@ -598,7 +674,7 @@ class Session:
         if not (sys.stdin.isatty() and sys.stderr.isatty()):
             raise Stop(
                 Code.REFUSED,
-                f"{question} There is no terminal to answer at: give --yes, or look at it with"
+                f"{question} There is no terminal to answer at: give --yes, or try it with"
                 " --dry-run. Nothing was done.",
             )
         self.errors.print(f"{safe(question)} [y/N] ", end="")
@@ -630,6 +706,36 @@ class _Console(Console):
     def on_broken_pipe(self) -> None:
         """Leave it to whoever called the command: Rich would end the process with code 1."""
         raise  # noqa: PLE0704 - Rich calls this while it handles the error
+
+
+def observed(
+    plan: Plan[T],
+    before: Callable[[Op], object],
+    after: Callable[[Op, Any], object] = lambda *_: None,
+) -> Plan[T]:
+    """A plan, with what is to be done before and after each of its operations.
+
+    Args:
+        plan: The plan.
+        before: Is told each operation before it is carried out.
+        after: Is told each one that succeeded, with its result, before the plan goes on.
+    """
+    try:
+        op = next(plan)
+        while True:
+            before(op)
+            try:
+                result = yield op
+            except Exception as error:  # noqa: BLE001 - the plan decides what becomes of it
+                op = plan.throw(error)
+            else:
+                after(op, result)
+                op = plan.send(result)
+    except StopIteration as stop:
+        value: T = stop.value
+        return value
+    finally:
+        plan.close()
 
 
 class Bar:

@@ -26,7 +26,8 @@ Why nobody loses anything
 
 The age must be longer than any put, copy or deletion takes, and than clocks differ.
 
-This file is pure: it imports only `codec`, `errors`, `ops`, `schema` and other plans, no I/O.
+This file is pure: it imports only `codec`, `errors`, `identifiers`, `ops`, `schema` and other
+plans, no I/O.
 """
 
 from __future__ import annotations
@@ -40,33 +41,28 @@ from bson import ObjectId
 
 from mongosaver import codec
 from mongosaver.errors import ConfigurationError, StateError
+from mongosaver.identifiers import Key
 from mongosaver.ops import Count, Delete, Find, Plan
-from mongosaver.plans import verify
+from mongosaver.plans import pages
 from mongosaver.plans.context import Context
+from mongosaver.plans.outline import Outline, existing, is_half_copy
+from mongosaver.plans.shapes import (
+    OUTLINE,
+    age_of,
+    chain_of,
+    has_slot,
+    is_hidden,
+    outline_problem,
+    parts_of,
+)
 from mongosaver.plans.sweep import sweep
-from mongosaver.plans.verify import BATCH, BLOBS, CHECKPOINTS, WRITES, Key, Outline
-from mongosaver.schema import CHECKPOINT_KEY, FORMAT, WRITE_KEY, Document, Name
+from mongosaver.schema import FORMAT, WRITE_KEY, Document, Name
 
 OLDER_THAN: Final = timedelta(days=1)
 """The age by default."""
 
 LEAST: Final = timedelta(minutes=10)
 """The least age that is taken: longer than a put takes, than clocks may differ."""
-
-_OUTLINE: Final = {
-    "format": 1,
-    **dict.fromkeys(CHECKPOINT_KEY, 1),
-    "parent_checkpoint_id": 1,
-    "created_at": 1,
-    "deleted_at": 1,
-    "expires_at": 1,
-    "copied_from": 1,
-    "bytes": 1,
-    "inline.c": 1,
-    "blobs.c": 1,
-    "blobs.k": 1,
-    "blobs.size": 1,
-}
 
 
 @dataclass(slots=True)
@@ -170,7 +166,7 @@ class _Work:
         unknown -= gone
         spared = {ns for ns, _ in unknown}
         stored = {blob for blob in stored if blob[0] not in spared}
-        if unknown and (yield from verify.existing(self.thread_id, unknown)):
+        if unknown and (yield from existing(self.thread_id, unknown)):
             self.collected.left[self.thread_id] = (
                 "a value of a checkpoint is missing, so the blobs beside it stay; see verify"
             )
@@ -184,41 +180,35 @@ class _Work:
     def _read(self) -> Plan[None]:
         """Read the outline of all checkpoints."""
         self.outline, self.rows = Outline(), {}
-        last = None
-        while True:
-            rows = yield from verify.page(
-                Name.CHECKPOINTS, self.thread_id, _OUTLINE, CHECKPOINTS, last, BATCH
-            )
-            for row in rows:
-                problem = verify.outline_problem(row)
+        found = pages.Pages(
+            Name.CHECKPOINTS, self.thread_id, OUTLINE, pages.CHECKPOINTS, pages.BATCH
+        )
+        while found.more:
+            for row in (yield from found.next()):
+                problem = outline_problem(row)
                 if problem is not None:
                     raise StateError(
                         f"checkpoint {row.get('checkpoint_id')!r} of thread {self.thread_id!r}:"
                         f" {problem.text}. The thread is left alone; see verify."
                     )
-                hidden = verify.is_hidden(self.ctx, row)
+                hidden = is_hidden(self.ctx, row)
                 self.outline.add(row, hidden=hidden)
                 made = _came(row, row["created_at"])
                 self.is_active = self.is_active or made > self.cutoff
                 heads = tuple(entry["k"] for entry in row["blobs"])
                 key = (row["checkpoint_ns"], row["checkpoint_id"])
                 self.rows[key] = _Row(row["_id"], row["created_at"], heads)
-            if len(rows) < BATCH:
-                return
-            last = rows[-1]
 
     def _stored(self) -> Plan[set[_Blob]]:
         """Keys of all blobs."""
         stored: set[_Blob] = set()
         fields = {"_id": 0, "checkpoint_ns": 1, "key": 1}
-        last = None
-        while True:
-            rows = yield from verify.page(Name.BLOBS, self.thread_id, fields, BLOBS, last, BATCH)
+        keys = pages.Pages(Name.BLOBS, self.thread_id, fields, pages.BLOBS, pages.BATCH)
+        while keys.more:
+            rows = yield from keys.next()
             found = ((row["checkpoint_ns"], row.get("key")) for row in rows)
             stored.update((ns, key) for ns, key in found if isinstance(key, bytes))
-            if len(rows) < BATCH:
-                return stored
-            last = rows[-1]
+        return stored
 
     def _named(
         self, stored: Collection[_Blob]
@@ -258,19 +248,19 @@ class _Work:
             chains.update(((at[0], head), None) for head in self.rows[at].heads)
         same: dict[bytes, bytes] = {}
         fields = {"_id": 0, "format": 1, "checkpoint_ns": 1, "key": 1, "chain": 1}
-        for ns, heads in verify.grouped(chains).items():
-            for some in verify.batches(heads):
+        for ns, heads in pages.grouped(chains).items():
+            for some in pages.batches(heads):
                 for row in (yield Find(Name.BLOBS, self._keys(ns, some), fields)):
                     codec.check_format(row, "blobs collection")
-                    chain = tuple(same.setdefault(key, key) for key in verify.chain_of(row))
+                    chain = tuple(same.setdefault(key, key) for key in chain_of(row))
                     chains[row["checkpoint_ns"], row["key"]] = chain
         return chains
 
     def _there(self, blobs: Iterable[_Blob]) -> Plan[set[_Blob]]:
         there: set[_Blob] = set()
         fields = {"_id": 0, "checkpoint_ns": 1, "key": 1}
-        for ns, keys in verify.grouped(blobs).items():
-            for some in verify.batches(keys):
+        for ns, keys in pages.grouped(blobs).items():
+            for some in pages.batches(keys):
                 for row in (yield Find(Name.BLOBS, self._keys(ns, some), fields)):
                     there.add((row["checkpoint_ns"], row["key"]))
         return there
@@ -298,9 +288,7 @@ class _Work:
         if source is None or len(outline.sources) > 1 or self.is_active:
             return
         until = outline.copied_at
-        if until is None or not (
-            yield from verify.is_half_copy(self.ctx, self.thread_id, source, until)
-        ):
+        if until is None or not (yield from is_half_copy(self.ctx, self.thread_id, source, until)):
             return
         where: Document = {"copied_from": source}
         self.collected.checkpoints += yield from self._remove(Name.CHECKPOINTS, where)
@@ -322,7 +310,7 @@ class _Work:
         # Once more: a put may have stored again what was missing.
         there = yield from self._there(old.values())
         lost = [key for key, blob in old.items() if blob not in there]
-        for some in verify.batches(lost):
+        for some in pages.batches(lost):
             where = {"_id": {"$in": [self.rows[key].oid for key in some]}}
             # Their children keep their parent: that it is gone tells what they are.
             self.collected.checkpoints += yield from self._remove(Name.CHECKPOINTS, where)
@@ -333,8 +321,8 @@ class _Work:
     def _blobs(self, orphans: Collection[_Blob]) -> Plan[None]:
         if orphans and (yield from self._may_be_a_copy(Name.BLOBS, orphans)):
             return
-        for ns, keys in verify.grouped(sorted(orphans)).items():
-            for some in verify.batches(keys):
+        for ns, keys in pages.grouped(sorted(orphans)).items():
+            for some in pages.batches(keys):
                 where = {"checkpoint_ns": ns, "key": {"$in": list(some)}}
                 self.collected.blobs += yield from self._remove(Name.BLOBS, where)
 
@@ -345,8 +333,8 @@ class _Work:
         if self.is_active:
             return True
         fields = {"_id": 1, "created_at": 1, "touched_at": 1}
-        for ns, keys in verify.grouped(orphans).items():
-            for some in verify.batches(keys):
+        for ns, keys in pages.grouped(orphans).items():
+            for some in pages.batches(keys):
                 for row in (yield Find(name, self._keys(ns, some), fields)):
                     if _came(row, self.cutoff) > self.cutoff:
                         self.is_active = True
@@ -356,14 +344,13 @@ class _Work:
     def _writes(self) -> Plan[None]:
         """Remove writes without a checkpoint, and parts that their slot does not name."""
         fields = dict.fromkeys(WRITE_KEY[1:], 1)
-        last = None
         orphans: dict[Key, None] = {}
         parts: list[Document] = []
         newest = self.cutoff
-        while True:
-            rows = yield from verify.page(Name.WRITES, self.thread_id, fields, WRITES, last, BATCH)
-            for row in rows:
-                if not verify.has_slot(row):
+        found = pages.Pages(Name.WRITES, self.thread_id, fields, pages.WRITES, pages.BATCH)
+        while found.more:
+            for row in (yield from found.next()):
+                if not has_slot(row):
                     continue  # no identifier of ours
                 at = (row["checkpoint_ns"], row["checkpoint_id"])
                 if at not in self.outline.parents:
@@ -371,17 +358,12 @@ class _Work:
                     newest = max(newest, _came(row, self.cutoff))
                 elif row["part"] != 0:
                     parts.append(row)
-            if len(rows) < BATCH:
-                break
-            last = rows[-1]
         yield from self._parts(parts)
         if (self.is_active or newest > self.cutoff) and None not in self.outline.sources:
             return  # a copy may be on its way
-        there = (
-            set() if self.rule.dry_run else (yield from verify.existing(self.thread_id, orphans))
-        )
-        for ns, ids in verify.grouped(key for key in orphans if key not in there).items():
-            for some in verify.batches(ids):
+        there = set() if self.rule.dry_run else (yield from existing(self.thread_id, orphans))
+        for ns, ids in pages.grouped(key for key in orphans if key not in there).items():
+            for some in pages.batches(ids):
                 where = {"checkpoint_ns": ns, "checkpoint_id": {"$in": list(some)}}
                 self.collected.writes += yield from self._remove(Name.WRITES, where)
 
@@ -391,7 +373,7 @@ class _Work:
         A slot whose part 0 is not there may still be written, and is left alone.
         """
         names = WRITE_KEY[1:5]
-        for some in verify.batches(parts, verify.LOADED):
+        for some in pages.batches(parts, pages.LOADED):
             slots = {tuple(row[name] for name in names): None for row in some}
             where = {
                 "thread_id": self.thread_id,
@@ -399,7 +381,7 @@ class _Work:
             }
             named: dict[Any, Collection[int]] = {}
             for row in (yield Find(Name.WRITES, where, {**dict.fromkeys(names, 1), "parts": 1})):
-                named[tuple(row[name] for name in names)] = set(verify.parts_of(row))
+                named[tuple(row[name] for name in names)] = set(parts_of(row))
             dead = []
             for row in some:
                 slot = tuple(row[name] for name in names)
@@ -423,7 +405,7 @@ class _Row:
 def _came(row: Document, unknown: datetime) -> datetime:
     """When a document came here or was needed, whatever else it says."""
     oid = row.get("_id")
-    dates = [unknown, verify.age_of(row, unknown)]
+    dates = [unknown, age_of(row, unknown)]
     if isinstance(oid, ObjectId):
         dates.append(oid.generation_time)
     return max(dates)

@@ -22,13 +22,13 @@ from typing import Any, Final
 
 from mongosaver import codec, identifiers
 from mongosaver.errors import ConfigurationError
+from mongosaver.identifiers import Key
 from mongosaver.ops import Count, Delete, Find, Plan
 from mongosaver.plans import delete
 from mongosaver.plans.context import Context
 from mongosaver.plans.runs import several
 from mongosaver.plans.sweep import (
     LOADED,
-    Key,
     Node,
     Nodes,
     Removed,

@@ -131,7 +131,11 @@ def _read(ctx: Context, at: Address, below: str | None) -> Plan[_Found | None]:
 
 
 def _expected(ctx: Context, at: Address) -> Expected | None:
-    """The values that a read will probably find in memory: none where all were inline."""
+    """The values that a read will probably find in memory: none where all were inline.
+
+    That is said of a thread only whose last checkpoint this saver has put itself. Where another
+    one puts, threads that are read here grow at any time.
+    """
     if ctx.shared.cache.is_inline(at):
         return Expected({}, [])
     expected = ctx.shared.cache.expected(at, ctx.now)
@@ -149,6 +153,8 @@ def pipeline(at: Address, where: Document, expected: Expected | None) -> list[Do
         where: Conditions on the checkpoint.
         expected: The values that it will probably have, beside inline ones, and then no writes
             of its parent's either: a small thread is charged more for a stage than for its data.
+            Where none are expected, blobs are not looked for: `_complete` reads what there is
+            after all.
     """
     scope = {"thread_id": at.thread_id, "checkpoint_ns": at.checkpoint_ns}
     large = {"$gt": ["$bytes", MAX_AGGREGATE]}
@@ -164,6 +170,8 @@ def pipeline(at: Address, where: Document, expected: Expected | None) -> list[Do
         wanted = {"$setDifference": [wanted, list(expected.values)]}
         found = [{"$match": {**scope, "key": {"$in": expected.keys}}}, {"$project": _ONLY_KEY}]
         there = [{"$lookup": {"from": Name.BLOBS, "pipeline": found, "as": "there"}}]
+    if expected is not None and not expected.values:
+        return [*_one(at, where), _writes(at, own)]
     return [
         *_one(at, where),
         {"$set": {"keys": {"$cond": [large, [], wanted]}, **fields}},

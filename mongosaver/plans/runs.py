@@ -17,9 +17,10 @@ from collections.abc import Callable, Iterable, Sequence
 
 from mongosaver import identifiers
 from mongosaver.errors import IdentifierTypeError
+from mongosaver.identifiers import Key
 from mongosaver.ops import Find, Plan, UpdateMany
 from mongosaver.plans.context import Context
-from mongosaver.plans.sweep import BATCH, Key, Removed, sweep
+from mongosaver.plans.sweep import BATCH, Removed, sweep
 from mongosaver.schema import Name
 
 

@@ -35,6 +35,7 @@ from langgraph.checkpoint.serde import jsonplus
 from langgraph.checkpoint.serde import types as serde_types
 
 from mongosaver import codec, segments
+from mongosaver.identifiers import Key
 from mongosaver.ops import Count, Delete, Find, Plan, UpdateMany
 from mongosaver.plans.context import Context
 from mongosaver.schema import Document, Name
@@ -56,9 +57,6 @@ COUNTERS: Final = "counters_since_delta_snapshot"
 
 _SNAPSHOT: Final = getattr(serde_types, "_DeltaSnapshot", ())
 _SNAPSHOT_CODE: Final = getattr(jsonplus, "EXT_DELTA_SNAPSHOT", None)
-
-Key = tuple[str, str]
-"""Namespace and checkpoint id: a checkpoint within its thread."""
 
 
 _Named = tuple[str, bytes, bool | None]

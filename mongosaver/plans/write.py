@@ -89,7 +89,7 @@ def _put(ctx: Context, ttl: Ttl | None, draft: Draft, known: Known | None) -> Pl
     for blob in encoded.blobs:
         blob.update(dates.stamp(Name.BLOBS))
     yield from _store(encoded)
-    ctx.shared.cache.put(draft.address, encoded.facts, dates.checkpoint)
+    ctx.shared.cache.put(draft.address, encoded.facts, dates.checkpoint, written=True)
     for channel, payload in placement.blobs.items():
         entry = encoded.facts[channel]
         if isinstance(entry, Blob) and entry.stored is not None:

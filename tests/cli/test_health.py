@@ -51,7 +51,7 @@ def test_whole_collection(mongosaver: Run, place: Place) -> None:
     )
     assert "checkpoints" not in done.err or "mongosaver:" in done.err
     data = mongosaver("verify", "--json").json
-    assert data["done"] is True
+    assert data["finished"] is True
     assert (data["threads"], data["checkpoints"], data["wrong"]) == (3, 9, 0)
     assert data["findings"] == []
     assert mongosaver("verify", "--no-data").out.startswith(
@@ -124,13 +124,13 @@ def test_failure_of_the_server_ends_the_walk(
 ) -> None:
     """An error is one line and code 1; before the first thread there is nothing to tell."""
     place.thread("a")
-    plan = health.verify.threads
+    plan = health.pages.threads
 
     def failing(after: str | None) -> Any:
         yield from plan(after)
         yield Aggregate(Name.CHECKPOINTS, [{"$unknown": 1}])
 
-    monkeypatch.setattr(health.verify, "threads", failing)
+    monkeypatch.setattr(health.pages, "threads", failing)
     for arguments in (["verify"], ["gc", "--yes"]):
         done = mongosaver(*arguments)
         assert (done.code, done.out) == (Code.FAILED, "")
@@ -151,7 +151,7 @@ def test_failure_in_a_thread_reaches_its_plan(
             seen.append(error.code)
         yield Count(Name.CHECKPOINTS, {})
 
-    monkeypatch.setattr(health.verify, "thread", failing)
+    monkeypatch.setattr(health.walk, "thread", failing)
     assert mongosaver("verify").code == Code.DONE
     assert len(seen) == 1
 
@@ -188,7 +188,46 @@ def test_some_threads(mongosaver: Run, place: Place) -> None:
     assert mongosaver("verify", "b", "d", "--after", "b", "--json").json["threads"] == 1
     data = mongosaver("verify", "--after", "b", "--json").json
     assert (data["threads"], data["checkpoints"], data["last_thread_id"]) == (2, 4, "d")
-    assert mongosaver("verify", "nobody", "--json").json["checkpoints"] == 0
+
+
+def test_what_does_not_exist_is_a_failure_of_verify(mongosaver: Run, place: Place) -> None:
+    """A thread or a collection of another name is not whole: the code is 1, and it is named."""
+    place.thread("a", 2)
+    done = mongosaver("verify", "nobody")
+    assert (done.code, done.out) == (Code.FAILED, "")
+    assert done.err == "mongosaver: there is no thread 'nobody'\n"
+    done = mongosaver("verify", "nobody", "a", "--json")
+    assert (done.code, done.json["threads"], done.json["not_found"]) == (1, 1, ["nobody"])
+    for option, value in (("--db", "typo"), ("--collection", "typo")):
+        done = mongosaver("verify", option, value)
+        assert (done.code, done.out) == (Code.FAILED, "")
+        assert "there is no collection '" in done.err
+    place.collection.update_many({}, {"$inc": {"bytes": 1}})
+    assert mongosaver("verify", "nobody", "a").code == Code.FOUND
+
+
+def test_what_is_left_of_a_thread_can_be_verified(mongosaver: Run, place: Place) -> None:
+    """Where checkpoints are gone, even as a collection, the rest is there to be looked at."""
+    place.thread("a", 2)
+    place.collection.drop()
+    assert mongosaver("verify", "a", "--json").json["threads"] == 1
+
+
+def test_gc_of_a_thread_that_does_not_exist(mongosaver: Run, place: Place) -> None:
+    """That is said and no failure, and nobody is asked."""
+    done = mongosaver("gc", "nobody")
+    assert done.code == Code.DONE
+    assert done.err.startswith("mongosaver: there is no thread 'nobody'\n")
+
+
+def test_a_quiet_gc_that_removes_nothing_prints_nothing(mongosaver: Run, place: Place) -> None:
+    """For a job at night: with `--quiet` there is a line only if something went."""
+    place.thread("a", 2)
+    done = mongosaver("gc", "--yes", "--quiet")
+    assert (done.code, done.out, done.err) == (Code.DONE, "", "")
+    assert mongosaver("gc", "--yes", "--quiet", "--json").json["changed"] == 0
+    orphan(place, "b")
+    assert mongosaver("gc", "--yes", "--quiet").out.startswith("removed 0 checkpoints, 1 pending")
 
 
 def test_interrupted_walk_says_how_to_go_on(
@@ -197,20 +236,55 @@ def test_interrupted_walk_says_how_to_go_on(
     """Ctrl-C ends with 130; what was found is told, and the thread to go on after."""
     for name in ("a", "b c", "d"):
         place.thread(name, 2)
-    plan = health.verify.thread
+    plan = health.walk.thread
 
     def interrupted(ctx: Any, thread_id: str, *rest: Any) -> Any:
         if thread_id == "d":
             raise KeyboardInterrupt
         return plan(ctx, thread_id, *rest)
 
-    monkeypatch.setattr(health.verify, "thread", interrupted)
+    monkeypatch.setattr(health.walk, "thread", interrupted)
     done = mongosaver("verify", "--json")
     assert done.code == Code.INTERRUPTED
-    assert done.json["done"] is False
+    assert done.json["finished"] is False
     assert (done.json["threads"], done.json["last_thread_id"]) == (2, "b c")
-    assert "--after 'b c'" in done.err
-    monkeypatch.undo()
+    again = f"--after 'b c' --db {place.database.name} --collection {place.name}\n"
+    assert done.err.endswith(f"interrupted. Go on with: mongosaver verify {again}")
+    done = mongosaver("verify", "--no-data")
+    assert done.out.splitlines()[-1] == (
+        "Of the 2 threads looked at nothing is wrong so far; interrupted, not finished."
+    )
+    assert "whole" not in done.out
+    assert done.err.endswith(f"interrupted. Go on with: mongosaver verify --no-data {again}")
+    done = mongosaver("verify", "d")
+    assert (done.code, "Of the 0 threads" in done.out) == (Code.INTERRUPTED, True)
+    assert done.err.endswith(f"--collection {place.name} d\n")
+    place.collection.update_many({}, {"$inc": {"bytes": 1}})
+    done = mongosaver("verify")
+    assert done.code == Code.INTERRUPTED
+    assert done.out.endswith("4 findings; not whole: 4 checkpoints; interrupted, not finished\n")
+
+
+def test_interrupted_gc_says_what_was_done(
+    mongosaver: Run, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C ends with 130, the counts so far, and the command to go on with."""
+    for name in ("a", "-b", "d"):
+        orphan(place, name)
+    plan = health.gc.thread
+
+    def interrupted(ctx: Any, thread_id: str, *rest: Any) -> Any:
+        if thread_id == "d":
+            raise KeyboardInterrupt
+        return plan(ctx, thread_id, *rest)
+
+    monkeypatch.setattr(health.gc, "thread", interrupted)
+    done = mongosaver("gc", "--yes", "--older-than", "2h", "--", "-b", "d", "a")
+    assert done.code == Code.INTERRUPTED
+    assert done.out.endswith("from 2 of 2 threads; interrupted, not finished\n")
+    assert "Go on with: mongosaver gc --older-than 2h --after a --db" in done.err
+    assert done.err.endswith(" -- -b a d\n")
+    assert mongosaver("gc", "--yes", "--json").json["finished"] is False
 
 
 def test_progress_at_a_terminal(place: Place) -> None:
@@ -303,8 +377,8 @@ def test_gc_removes_orphans_that_are_old(mongosaver: Run, place: Place) -> None:
     assert place.counts("b") == (2, 2, 4)
     assert place.counts("c") == (2, 3, 6)
     data = mongosaver("gc", "--older-than", "1h", "--yes", "--json").json
-    assert {name: data[name] for name in ("done", "threads", "changed", "writes", "blobs")} == {
-        "done": True,
+    assert {name: data[name] for name in ("finished", "threads", "changed", "writes", "blobs")} == {
+        "finished": True,
         "threads": 3,
         "changed": 1,
         "writes": 1,

@@ -5,11 +5,13 @@ from __future__ import annotations
 import operator
 import re
 import sys
+import warnings
 from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
 import pytest
 from langchain_core.messages import HumanMessage
+from langgraph.channels.delta import DeltaChannel
 from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
 from langgraph.graph import START, StateGraph
 from langgraph.types import Command, Send, interrupt
@@ -17,7 +19,9 @@ from langgraph.types import Command, Send, interrupt
 from mongosaver import MongoSaver
 from mongosaver.cli.look import age, draw, kind, parts_of, short_length, what_changed
 from mongosaver.cli.plain import Sealed, Typed
-from mongosaver.plans.inspect import Change, Entry, Key
+from mongosaver.identifiers import Key
+from mongosaver.plans.inspect.changes import Change
+from mongosaver.plans.inspect.entries import Entry
 from tests.cli.conftest import in_terminal
 from tests.contract.samples import checkpoint, config, metadata
 
@@ -132,7 +136,9 @@ def test_a_list_of_threads_goes_on_after_its_cursor(place: Place, mongosaver: Ru
     assert [row["thread_id"] for row in page["threads"] + rest["threads"]] == list("edcba")
     assert rest["after"] is None
     assert page["after"] in mongosaver("threads", "--limit", "2").out
-    assert mongosaver("threads", "--after", "nonsense").code == 2
+    refused = mongosaver("threads", "--after", "nonsense")
+    assert refused.code == 2
+    assert "--after takes the cursor that the last row of --json has" in refused.err
 
 
 def test_threads_are_filtered_by_metadata(place: Place, mongosaver: Run) -> None:
@@ -141,8 +147,51 @@ def test_threads_are_filtered_by_metadata(place: Place, mongosaver: Run) -> None
     place.thread("zero", 1)
     listed = mongosaver("threads", "--filter", "step=2", "--filter", "source=loop", "--json")
     assert [row["thread_id"] for row in listed.json["threads"]] == ["two"]
-    assert mongosaver("threads", "--filter", 'step="2"').out == "no threads\n"
     assert mongosaver("threads", "--filter", "step").code == 2
+
+
+def test_no_threads_are_none_of_something(place: Place, mongosaver: Run) -> None:
+    """The line says where there are none, or of what; to have none is no failure."""
+
+    def told(*arguments: str, **env: str) -> str:
+        done = mongosaver("threads", *arguments, env=env)
+        assert done.code == 0
+        return done.out
+
+    name = f"{place.database.name}.{place.name}"
+    assert told() == f"no threads in {name}\n"
+    other = told(MONGOSAVER_COLLECTION="other")
+    assert other == f"no threads in {place.database.name}.other (the collection does not exist)\n"
+    place.thread("t", 1)
+    none = "no thread whose latest metadata has "
+    assert told("--filter", 'step="2"') == none + 'step = "2"\n'
+    assert told("--filter", "a.b=1", "--filter", "c=x") == none + 'a.b = 1 and c = "x"\n'
+    [row] = mongosaver("threads", "--json").json["threads"]
+    assert told("--after", row["cursor"]) == f"no more threads in {name}\n"
+
+
+def test_a_long_id_does_not_widen_a_table(place: Place, mongosaver: Run) -> None:
+    """It is cut, with its length, except in JSON; and no line ends in blanks."""
+    long = "0123456789" * 100
+    place.thread(long, 2, interrupted=True)
+    place.thread("short", 1)
+    for arguments in (("threads",), ("stats",), ("history", long), ("show", "short")):
+        out = mongosaver(*arguments).out
+        printed = out.splitlines()
+        assert [line for line in printed if line != line.rstrip()] == [], arguments
+        if "thread" in printed[0]:
+            assert max(map(len, printed)) < 120
+            assert "0123456789… (1,000 characters) " in out
+    rows = mongosaver("threads", "--json").json["threads"]
+    assert [row["thread_id"] for row in rows] == ["short", long]
+    screen = in_terminal("threads", env=place.environment, columns=100).screen
+    assert "0123456789… (1,000 characters) " in screen
+    for id_ in (long, long[:-1]):
+        made = checkpoint({"n": 1}, {"n": "1"}, checkpoint_id=id_)
+        place.saver.put(config("ids"), made, metadata(), {"n": "1"})
+    line, _ = lines(mongosaver("history", "ids"))
+    assert "… (1,000 characters) " in line
+    assert len(line) < 120
 
 
 # --- history
@@ -365,9 +414,41 @@ def test_very_many_branches_are_cut() -> None:
 def test_ids_are_as_long_as_it_takes() -> None:
     """The beginning tells them apart, and ends with a part of a UUID."""
     one = "1f1ed0c2-b060-6001-8000-8eec82dcfeea"
-    assert short_length([one]) == 8
+    assert short_length([one]) == 13
     assert short_length([one, "1f1ed0c2-b061-6001-8000-8eec82dcfeea"]) == 13
     assert short_length([one, one[:-1] + "b"]) == 36
+    # Two namespaces have it.
+    assert short_length([one, one]) == 36
+
+
+def test_ids_are_longer_where_others_are_not_known() -> None:
+    """The time in them is enough where they have one; else nothing but all of them is."""
+    one = "1f1ed0c2-b060-6001-8000-8eec82dcfeea"
+    assert short_length([one], is_whole=False) == 18
+    assert short_length([one, one[:-1] + "b"], is_whole=False) == 36
+    assert short_length([one, "step 17"], is_whole=False) == 36
+    assert short_length(["graph step 17", "graph step 1800"], is_whole=False) >= 15
+
+
+def test_an_id_of_a_history_is_one_for_show(journey: Place, mongosaver: Run) -> None:
+    """However few lines are shown, and in whichever namespace; the last line says how to go on."""
+    for arguments in ((), ("--limit", "1"), ("--limit", "9"), ("--ns", "")):
+        told = mongosaver("history", "journey", *arguments, "--json").json["checkpoints"]
+        for node, line in zip(
+            told, lines(mongosaver("history", "journey", *arguments)), strict=True
+        ):
+            [id_] = re.findall("[0-9a-f]{8}-[0-9a-f-]+", line)
+            shown = mongosaver("show", "journey", id_, "--json").json
+            assert shown["checkpoint_id"] == node["checkpoint_id"]
+    more = mongosaver("history", "journey", "--limit", "1").out.splitlines()[-1]
+    assert more.endswith("more: --limit 0 shows all")
+    near = ["1f1ed0c2-b060-6001-8000-8eec82dcfeea", "1f1ed0c2-b060-6002-8000-8eec82dcfeea"]
+    for id_ in near:
+        made = checkpoint({"n": 1}, {"n": "1"}, checkpoint_id=id_)
+        journey.saver.put(config("near"), made, metadata(), {"n": "1"})
+    [line] = lines(mongosaver("history", "near", "--limit", "1"))
+    assert line.split()[1] == near[1][:18]
+    assert mongosaver("show", "near", near[1][:18], "--json").json["checkpoint_id"] == near[1]
 
 
 def test_a_terminal_without_unicode_gets_a_drawing(journey: Place) -> None:
@@ -434,8 +515,41 @@ def test_a_checkpoint_is_found_by_the_beginning_of_its_id(place: Place, mongosav
     several = mongosaver("show", "t", "ab")
     assert (several.code, "fits several" in several.err, "'abc3'" in several.err) == (2, True, True)
     assert mongosaver("show", "t", "b").code == 1
-    assert mongosaver("show", "t", "--ns", "other").code == 1
+    missing = mongosaver("show", "t", "--ns", "other")
+    assert (missing.code, "`mongosaver history 't'`" in missing.err) == (1, True)
     assert mongosaver("show", "nobody").code == 1
+
+
+def test_a_channel_that_is_rebuilt_from_writes_is_shown(place: Place, mongosaver: Run) -> None:
+    """Its value is stored nowhere, and it is part of the state all the same."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the channel is in beta and says so
+        items = Annotated[list[Any], DeltaChannel(gather, list, snapshot_frequency=4)]
+        state = TypedDict("state", {"items": items})  # type: ignore[valid-type]  # noqa: UP013
+        built: Any = StateGraph(state)
+        built.add_node("add", lambda s: {"items": [len(s["items"])]}).add_edge(START, "add")
+        graph = built.compile(checkpointer=place.saver)
+        at = {"configurable": {"thread_id": "t"}}
+        graph.invoke({"items": ["go"]}, at)
+    out = mongosaver("show", "t").out
+    told = "DeltaChannel, rebuilt from the writes of 2 checkpoints since the last stored value"
+    assert f"\n  items  {told}\n" in out
+    assert "state  1 channel, " in out
+    value = mongosaver("show", "t", "--json").json["values"]["items"]
+    assert (value["value"], value["problem"], value["stored"]["form"]) == (None, told, "rebuilt")
+    graph.invoke({"items": ["on"]}, at)
+    assert "  items  DeltaSnapshot" in mongosaver("show", "t").out
+
+
+def gather(state: list[Any], writes: list[list[Any]]) -> list[Any]:
+    """Reduces writes into a list."""
+    return [*state, *(item for write in writes for item in write)]
+
+
+def test_the_root_namespace_is_quoted(journey: Place, mongosaver: Run) -> None:
+    """Where it is the key of a map, an empty text would not be seen."""
+    [ns] = [n for n in journey.collection.distinct("checkpoint_ns") if n][-1:]
+    assert 'parents: {"": "1f' in mongosaver("show", "journey", "--ns", ns).out
 
 
 def test_a_thread_without_a_root_graph_is_shown(place: Place, mongosaver: Run) -> None:
@@ -482,7 +596,7 @@ def test_a_large_value_is_told_by_its_size(
     place: Place, mongosaver: Run, monkeypatch: pytest.MonkeyPatch, recorded: Commands
 ) -> None:
     """It is not read, and of two such values one only knows whether they are the same."""
-    monkeypatch.setattr("mongosaver.plans.inspect.LARGEST", 20_000)
+    monkeypatch.setattr("mongosaver.plans.inspect.contents.LARGEST", 20_000)
     ids = conversation(place, "t", 10)
     with recorded.recorded() as sent:
         told = mongosaver("show", "t", "--json").json["values"]["log"]
@@ -613,7 +727,7 @@ def test_a_walk_through_all_documents_goes_in_ranges(
     for n in range(7):
         conversation(place, f"t{n}", n + 1)
     at_once = mongosaver("stats", "--exact", "--json").json
-    monkeypatch.setattr("mongosaver.plans.inspect.RANGE", 4)
+    monkeypatch.setattr("mongosaver.plans.inspect.sizes.RANGE", 4)
     assert mongosaver("stats", "--exact", "--json").json == at_once
     assert (
         len(mongosaver("stats", "--exact", "--top", "2", "--json").json["largest"]["threads"]) == 2
@@ -626,7 +740,6 @@ def test_an_empty_collection_has_no_sizes(place: Place, mongosaver: Run) -> None
         for more in ([], ["--exact"]):
             done = mongosaver("stats", *more, env={"MONGOSAVER_COLLECTION": name})
             assert (done.code, done.out.splitlines()[0]) == (0, "0 threads, 0 checkpoints")
-    assert mongosaver("threads").out == "no threads\n"
 
 
 def test_documents_of_another_saver_are_refused(place: Place, mongosaver: Run) -> None:

@@ -281,7 +281,8 @@ def test_threads_are_deleted(mongosaver: Run, place: Place) -> None:
     row = dict(zip(("checkpoints", "writes", "blobs"), counts, strict=True))
     assert counts[0] == counts[1] == 4
     assert counts[2] > 0
-    assert done.json == {"threads": [{"thread_id": "a", **row}, {"thread_id": "b", **row}]}
+    rows = [{"thread_id": "a", **row}, {"thread_id": "b", **row}]
+    assert done.json == {"threads": rows, "finished": True}
     assert place.counts() == other
 
 
@@ -464,7 +465,7 @@ def test_idle_threads_are_pruned(mongosaver: Run, place: Place) -> None:
     place.thread("young", 4)
     tried = mongosaver("prune", "--idle", "30d", "--dry-run", "--json").json
     done = mongosaver("prune", "--idle", "30d", "--yes", "--json").json
-    assert (done["threads"], done["idle"], done["done"]) == (3, 2, True)
+    assert (done["threads"], done["idle"], done["finished"]) == (3, 2, True)
     assert (done["pruned"]["checkpoints"], done["pruned"]["skipped"]) == (3, 1)
     assert {name: tried[name] for name in done} == done
     assert [place.counts(each)[0] for each in ("old", "waits", "young")] == [1, 4, 4]
@@ -480,7 +481,7 @@ def test_idle_threads_are_pruned(mongosaver: Run, place: Place) -> None:
         (["a", "--idle", "30d"], "not both"),
         (["a", "--after", "x"], "--after goes with --idle"),
         (["--idle", "30d", "--older-than", "1d"], "--older-than goes with ids"),
-        (["a", "--keep-last", "0"], "keep_last"),
+        (["a", "--keep-last", "0"], "--keep-last must be"),
         (["a", "--keep-last", "2", "--strategy", "delete"], "keep_last"),
         (["--idle", "30d", "--keep-last", "2", "--strategy", "delete"], "keep_last"),
         (["--idle", "30d", "--after", ""], "thread"),
@@ -501,18 +502,19 @@ def test_options_that_do_not_go_together(
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["a"], "the newest checkpoint of each namespace and what it needs stay?"),
+        (["a"], "keeping the newest checkpoint of each namespace and what it needs?"),
         (["a", "--keep-last", "3"], "the 3 newest checkpoints of each namespace"),
         (["a", "--older-than", "36h"], "and what is not older than 1d12h?"),
-        (["a", "--strategy", "delete"], "Prune thread 'a': nothing of them stays?"),
+        (["a", "--strategy", "delete"], "Prune thread 'a', keeping nothing of it?"),
         (["a", "--include-interrupted"], "also where an interrupt waits?"),
-        (["--idle", "30d"], "Prune all threads that were not saved for 30d: the newest"),
+        (["--idle", "30d"], "Prune all threads not saved for 30d, keeping the newest"),
     ],
 )
 def test_a_prune_says_what_stays_before_it_is_confirmed(
     mongosaver: Run, place: Place, arguments: list[str], says: str
 ) -> None:
     """The question names what goes and what stays."""
+    place.thread("a", 1)
     done = mongosaver("prune", *arguments)
     assert done.code == Code.REFUSED
     assert says in done.err
@@ -548,7 +550,7 @@ def test_long_work_that_was_interrupted_goes_on(
     assert "2 threads done. Go on with: mongosaver " in done.err
     words = shlex.split(done.err.partition("Go on with: mongosaver ")[2])
     assert words[: len(call)] == call
-    assert words[-2:] == ["--after", "b's"]
+    assert words[len(call) : len(call) + 2] == ["--after", "b's"]
     # The connection string is not among them, but everything else is.
     done = run(*words, "--yes", "--json", env={"MONGOSAVER_URI": place.uri})
     assert done.code == 0, done.err
@@ -574,10 +576,68 @@ def test_short_work_that_was_interrupted_is_repeated(
         patch.setattr(session_module, "_Lines", interrupting(at=2))
         done = mongosaver(*call, "--yes")
     assert done.code == Code.INTERRUPTED
-    assert done.err == "mongosaver: interrupted. The same command does the rest\n"
-    assert mongosaver(*call, "--yes").code == 0
+    says, _, again = done.err.partition("The same command does the rest: mongosaver ")
+    assert says == "mongosaver: interrupted. "
+    assert done.out.splitlines()[-1] == "interrupted, not finished"
+    # What was printed is the whole command, but for the connection string.
+    assert mongosaver(*shlex.split(again), "--yes").code == 0
     left = {"delete-thread": 0, "prune": 3, "ttl": 9}[call[0]]
     assert place.counts()[0] == left
+
+
+@pytest.mark.parametrize(
+    "call", [["prune", "--idle", "30d"], ["prune", "a", "b", "c"], ["delete-thread", "a", "b", "c"]]
+)
+def test_interrupted_removal_says_what_was_removed(
+    mongosaver: Run, place: Place, monkeypatch: pytest.MonkeyPatch, call: list[str]
+) -> None:
+    """Ctrl-C on the first page: what is gone by then is on standard output, also as JSON."""
+    for name in ("a", "b", "c"):
+        place.thread(name, 3, idle=LONG_AGO)
+    before = place.counts()
+    with monkeypatch.context() as patch:
+        patch.setattr(session_module, "_Lines", interrupting(at=2))
+        done = mongosaver(*call, "--yes", "--json")
+    assert done.code == Code.INTERRUPTED
+    assert done.json["finished"] is False
+    gone = [had - has for had, has in zip(before, place.counts(), strict=True)]
+    assert gone[0] > 0
+    told = done.json.get("threads") if call[0] == "delete-thread" else None
+    told = told or [done.json.get("pruned", done.json)]
+    assert [sum(row[name] for row in told) for name in ("checkpoints", "writes", "blobs")] == gone
+
+
+def test_interrupted_ttl_says_what_was_changed(
+    mongosaver: Run, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C on the first page: how many checkpoints have another date is on standard output."""
+    for name in ("a", "b", "c"):
+        place.thread(name, 3)
+    assert mongosaver("ttl", "set", "80d", "--yes").code == 0
+    with monkeypatch.context() as patch:
+        patch.setattr(session_module, "_Lines", interrupting(at=2))
+        done = mongosaver("ttl", "off", "--yes", "--json")
+    assert done.code == Code.INTERRUPTED
+    lifted = place.collection.count_documents({"expires_at": {"$exists": False}})
+    assert lifted > 0
+    assert (done.json["finished"], done.json["checkpoints"]) == (False, lifted)
+
+
+def test_prune_of_a_thread_that_does_not_exist(mongosaver: Run, place: Place) -> None:
+    """That is said and no failure; the others are pruned."""
+    place.thread("a", 3)
+    done = mongosaver("prune", "nobody", "a", "--yes")
+    assert (done.code, done.err) == (Code.DONE, "mongosaver: there is no thread 'nobody'\n")
+    assert place.counts("a")[0] == 1
+    assert mongosaver("prune", "nobody").code == Code.DONE  # there is nothing to ask about
+
+
+def test_a_dry_run_prints_ids_as_they_are(mongosaver: Run, place: Place) -> None:
+    """What is no ASCII is no escape, and what steers a terminal is one."""
+    place.thread("é日\x1b\x9b", 2)
+    done = mongosaver("prune", "é日\x1b\x9b", "--dry-run")
+    assert '"é日' in done.out
+    assert not {"\x1b", "\x9b"} & set(done.out)
 
 
 def test_progress_of_a_prune(
@@ -669,7 +729,7 @@ def test_a_short_ttl_says_what_expires_at_once(mongosaver: Run, place: Place) ->
     out = mongosaver("ttl", "set", "7d", "--dry-run").out
     assert out.splitlines()[-2:] == [
         "2 threads, 2 of them would be changed (4 checkpoints)",
-        "1 thread expire at once",
+        "1 thread expires at once",
     ]
 
 

@@ -147,7 +147,7 @@ def test_migrate_makes_everything(empty: Place, mongosaver: Run) -> None:
         assert set(there) == {"_id_", *(index.name for index in indexes)}
     done = mongosaver("migrate")
     assert (done.code, done.err) == (0, "")
-    assert done.out == "no migration was to be applied\n"
+    assert done.out == "nothing to apply\n"
 
 
 def test_migrate_as_json(empty: Place, mongosaver: Run) -> None:
@@ -168,11 +168,21 @@ def test_migrate_to_says_what_is_left(empty: Place, mongosaver: Run) -> None:
     ]
 
 
+def test_migrate_to_what_does_not_exist(empty: Place, mongosaver: Run) -> None:
+    """A number behind the last migration is refused, and nothing is done."""
+    last = MIGRATIONS[-1].number
+    for extra in ([], ["--dry-run"]):
+        done = mongosaver("migrate", "--to", str(last + 1), *extra)
+        assert (done.code, done.out) == (2, "")
+        assert done.err == f"mongosaver: there is no migration {last + 1}; the last is {last}\n"
+    assert empty.database.list_collection_names(filter={"name": empty.name}) == []
+
+
 def test_migrate_mends_indexes(place: Place, mongosaver: Run) -> None:
     """An index that was dropped is made again, and that is said."""
     place.collection.drop_index(NEWEST.name)
     done = mongosaver("migrate")
-    assert done.out == "no migration was to be applied; indexes that were amiss are mended\n"
+    assert done.out == "nothing to apply; indexes that were missing or changed are repaired\n"
     assert f"building {NEWEST.name}" in done.err
     assert NEWEST.name in place.collection.index_information()
 
@@ -227,12 +237,13 @@ def test_what_takes_away_has_to_be_asked_for(
     for function in (migrations.migrate, migrations.status):
         monkeypatch.setitem(function.__kwdefaults__ or {}, "migrations", LATER)
     monkeypatch.setattr(migrations.status, "__defaults__", (LATER,))
+    monkeypatch.setattr(schema, "MIGRATIONS", LATER)
     done = mongosaver("check")
     assert done.code == 3
     assert done.out == "pending: 6 retire (contract); asked for by --to 6\n"
     done = mongosaver("migrate")
     first, second = done.out.splitlines()
-    assert first == "no migration was to be applied"
+    assert first == "nothing to apply"
     assert second.startswith("still pending: 6 retire (contract), when every process runs this ver")
     assert second.endswith("sion: mongosaver migrate --to 6")
     assert "hidden" not in str(place.collection.index_information())

@@ -52,7 +52,7 @@ from mongosaver.cli.session import (
 )
 from mongosaver.errors import SetupRefused, UsageError
 from mongosaver.testing import mongo_server
-from tests.cli.conftest import COMMAND, environment, in_terminal
+from tests.cli.conftest import COMMAND, CTRL_C, environment, in_terminal
 
 if TYPE_CHECKING:
     from tests.cli.conftest import Place, Run
@@ -127,8 +127,8 @@ def test_a_variable_stands_for_an_option(run: Run, place: Place) -> None:
     ("name", "value", "arguments", "says"),
     [
         ("MONGOSAVER_KEEP_LAST", "two", ["prune", "a"], "MONGOSAVER_KEEP_LAST"),
-        ("MONGOSAVER_IDLE", "soon", ["prune"], "'soon' is no duration"),
-        ("MONGOSAVER_OLDER_THAN", "1 fortnight", ["prune", "a"], "is no duration"),
+        ("MONGOSAVER_IDLE", "soon", ["prune"], "'soon' is not a duration"),
+        ("MONGOSAVER_OLDER_THAN", "1 fortnight", ["prune", "a"], "is not a duration"),
         ("MONGOSAVER_STRATEGY", "shred", ["prune", "a"], "shred"),
         ("MONGOSAVER_TIMEOUT", "0", ["ttl", "show"], "MONGOSAVER_TIMEOUT"),
         ("MONGOSAVER_YES", "perhaps", ["delete-thread", "a"], "MONGOSAVER_YES"),
@@ -168,7 +168,7 @@ def test_durations(text: str, seconds: float) -> None:
 @pytest.mark.parametrize("text", ["", "d", "3x", "-3d", "3d x", "1e400", "9" * 400, "nan", "3 d"])
 def test_what_is_no_duration_is_refused(text: str) -> None:
     """Anything else is a wrong value of the option."""
-    with pytest.raises(typer.BadParameter, match="is no duration"):
+    with pytest.raises(typer.BadParameter, match="is not a duration"):
         duration(text)
 
 
@@ -294,6 +294,11 @@ def test_the_first_help_names_commands_and_exit_codes(run: Run) -> None:
     [
         (["nothing-like-it"], "No such command 'nothing-like-it'. See mongosaver --help."),
         (["prune", "--nothing-like-it"], "--nothing-like-it"),
+        (["verif"], "Did you mean 'verify'? See mongosaver --help."),
+        (["show", "-dash"], "an id that begins with a dash: mongosaver show -- -dash. See"),
+        (["show", "--xyzzy"], "begins with a dash: mongosaver show -- --xyzzy. See"),
+        (["ttl", "set", "-x"], "No such option: -x. See mongosaver ttl set --help."),
+        (["verify", "--no-dat"], "(Possible options: --no-data). See mongosaver verify --help."),
         (["copy-thread", "a"], "TARGET"),
         (["x\x1b[31m"], "x\\x1b[31m"),
         (["ttl", "show", "x"], "See mongosaver ttl show --help."),
@@ -392,6 +397,38 @@ def test_a_server_that_is_away(run: Run) -> None:
     assert done.err.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    "login", ["ada:pa/ss", "ada:12/ss", "ada:pa/s:s", "ada:pa@ss", "a:d:a", "ad/a:pass"]
+)
+def test_a_login_that_is_not_escaped(run: Run, login: str) -> None:
+    """Whatever character of a login misleads the parser, what helps is said."""
+    done = run("ttl", "show", env={"MONGOSAVER_URI": f"mongodb://{login}@127.0.0.1:1/x"})
+    assert (done.code, done.out) == (Code.REFUSED, "")
+    assert "have to be percent-escaped, as %2F, %3A and %40" in done.err
+    assert done.err.count("\n") == 1
+
+
+def test_what_else_is_wrong_with_a_connection_string_is_no_matter_of_escapes(run: Run) -> None:
+    """A slash behind the hosts, and an address without a login, are not blamed."""
+    for uri in ("mongodb://127.0.0.1:x/", "mongodb://127.0.0.1:x/y?appName=a@b"):
+        done = run("ttl", "show", env={"MONGOSAVER_URI": uri})
+        assert done.code != Code.DONE
+        assert "escaped, as" not in done.err
+
+
+def test_an_option_of_the_connection_string_that_nobody_knows(place: Place) -> None:
+    """What PyMongo warns of is a line like any other, and the command goes on."""
+    uri = place.uri + ("&" if "?" in place.uri else "/?") + "foo=bar"
+    call = [*COMMAND, "ttl", "show", "--json"]
+    env = environment({**place.environment, "MONGOSAVER_URI": uri})
+    done = subprocess.run(call, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert re.fullmatch("mongosaver: connection string: Unknown option.*\n", done.stderr)
+    env["MONGOSAVER_QUIET"] = "1"
+    done = subprocess.run(call, env=env, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 SECRETS = (PASSWORD, QUOTED, "w@rd", "p4ss")
 
 
@@ -404,6 +441,9 @@ SECRETS = (PASSWORD, QUOTED, "w@rd", "p4ss")
         ["prune", "--idle", AWAY],
         [AWAY],
         ["ttl", "show", f"--uri{AWAY}"],
+        ["prune", f"--uri{AWAY}"],
+        ["prune", f"-u{AWAY}"],
+        ["ttl", "show", "--uri", "mongodb://ada:12/p4ss@127.0.0.1:1/"],
         ["ttl", "show", "--uri", "mongodb://ada:p4ss:w@rd@127.0.0.1:1/"],
         ["ttl", "show", "--uri", "mongodb://ada:p4ss/w@rd@127.0.0.1:x/"],
         ["ttl", "show", "--uri", f"mongodb://ada:{QUOTED}@127.0.0.1:1/?maxPoolSize=many"],
@@ -473,10 +513,40 @@ def test_what_the_redactor_knows() -> None:
                 "x", 13, {"errmsg": 'not authorized on app to execute command { find: "c", a: 1 }'}
             ),
             (
-                "the user of this connection may not run 'find' in database 'app'; ask for the"
-                " role that the documentation names for operators"
+                "the user of this connection may not run 'find' on app.c; docs/how-to/deploy.md has"
+                " the role that an operator needs"
             ),
             Code.FAILED,
+        ),
+        (
+            OperationFailure(
+                "x", 13, {"errmsg": "not authorized on admin to execute command { hello: 1 }"}
+            ),
+            (
+                "the user of this connection may not run 'hello' in database admin;"
+                " docs/how-to/deploy.md has the role that an operator needs"
+            ),
+            Code.FAILED,
+        ),
+        (
+            OperationFailure(
+                "x", 18, {"errmsg": "Authentication failed.", "codeName": "AuthenticationFailed"}
+            ),
+            (
+                "the server refuses: Authentication failed; check user, password and authSource in"
+                " the connection string"
+            ),
+            Code.FAILED,
+        ),
+        (
+            UsageError("keep_last must be a number from 1 on, got 0"),
+            "--keep-last must be a number from 1 on, got 0",
+            Code.REFUSED,
+        ),
+        (
+            UsageError("older_than must be at least 10 minutes, got 1"),
+            "--older-than must be at least 10 minutes, got 1",
+            Code.REFUSED,
         ),
         (
             OperationFailure(
@@ -613,6 +683,19 @@ def test_an_interruption_outside_a_command_is_one_too(
     monkeypatch.setattr(app_module.typer.main, "get_command", interrupted)
     done = run("--help")
     assert (done.code, done.err) == (130, "mongosaver: interrupted\n")
+
+
+def test_an_interruption_while_the_command_is_loaded(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Ctrl-C while modules are imported is one line as well, and code 130."""
+
+    def interrupted(_: str) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(mongosaver.cli.importlib, "import_module", interrupted)
+    assert mongosaver.cli.main([]) == Code.INTERRUPTED
+    assert capsys.readouterr() == ("", "mongosaver: interrupted\n")
 
 
 def test_sigterm_is_like_ctrl_c(run: Run) -> None:
@@ -786,6 +869,22 @@ def test_a_reader_that_goes_away_is_no_error(arguments: list[str], unbuffered: s
     assert (process.wait(30), said) == (Code.UNREAD, b"")
 
 
+@pytest.mark.parametrize("arguments", [["--help"], ["threads", "--help"]])
+def test_a_help_text_that_nobody_reads_is_no_error(arguments: list[str]) -> None:
+    """A reader that is gone before the help text is printed gets nothing, quietly."""
+    ours, theirs = os.pipe()
+    os.close(ours)
+    done = subprocess.run(
+        [*COMMAND, *arguments],
+        stdout=theirs,
+        stderr=subprocess.PIPE,
+        env=environment(),
+        check=False,
+    )
+    os.close(theirs)
+    assert (done.returncode, done.stderr) == (Code.UNREAD, b"")
+
+
 # --- asking ------------------------------------------------------------------------------------
 
 ASKING = """
@@ -811,6 +910,14 @@ def test_a_terminal_is_asked(typed: str, code: int) -> None:
     assert done.code == code, done.screen
     assert ("done it" in done.screen) == (code == 0)
     assert ("nothing was done" in done.screen) == (code == 2)
+
+
+def test_an_interrupted_question() -> None:
+    """Ctrl-C at a question is an interruption, and nothing is done."""
+    done = in_terminal(command=[sys.executable, "-c", ASKING], typed={"Really? [y/N] ": CTRL_C})
+    assert done.code == Code.INTERRUPTED, done.screen
+    assert "interrupted" in done.screen
+    assert "done it" not in done.screen
 
 
 def test_nobody_to_ask(run: Run) -> None:

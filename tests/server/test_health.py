@@ -18,7 +18,9 @@ from bson import ObjectId
 
 from mongosaver import IncompleteCheckpoint, codec
 from mongosaver.ops import Find, Insert, Merge, UpdateMany
-from mongosaver.plans import copy, delete, gc, prune, runs, verify, write
+from mongosaver.plans import copy, delete, gc, pages, prune, runs, write
+from mongosaver.plans.verify import values, walk
+from mongosaver.plans.verify.report import SETTLED, Options, Report
 from mongosaver.schema import Name
 from tests.contract.samples import Line, checkpoint, config, metadata
 from tests.contract.trees import Tree
@@ -62,20 +64,20 @@ def run(face: Face, plan: Plan[Any]) -> Any:
     return face.saver._driver.run(plan)  # type: ignore[attr-defined]
 
 
-def verified(face: Face, **options: Any) -> verify.Report:
+def verified(face: Face, **options: Any) -> Report:
     """Looks at all threads."""
-    report = verify.Report()
-    chosen = verify.Options(**{"settled": timedelta(0), **options})
-    while page := run(face, verify.threads(report.last_thread_id)):
+    report = Report()
+    chosen = Options(**{"settled": timedelta(0), **options})
+    while page := run(face, pages.threads(report.last_thread_id)):
         for thread_id in page:
-            run(face, verify.thread(surroundings(face), thread_id, report, chosen))
+            run(face, walk.thread(surroundings(face), thread_id, report, chosen))
     return report
 
 
 def collected(face: Face, rule: gc.Rule = NOW) -> gc.Collected:
     """Tidies all threads up."""
     done = gc.Collected()
-    while page := run(face, verify.threads(done.last_thread_id)):
+    while page := run(face, pages.threads(done.last_thread_id)):
         for thread_id in page:
             run(face, gc.thread(surroundings(face), thread_id, done, rule))
     return done
@@ -95,7 +97,7 @@ def counts(face: Face) -> list[int]:
     return [len(rows) for rows in stored(face).values()]
 
 
-def is_clean(report: verify.Report) -> bool:
+def is_clean(report: Report) -> bool:
     """Whether there is neither damage nor anything left over."""
     names = ("wrong", "orphan_blobs", "orphan_writes", "unfinished_writes", "stateless", "marked")
     rest = ("parents_gone", "half_copies", "recent", "expired", "sealed")
@@ -184,12 +186,11 @@ def test_small_pages_and_batches_see_the_same(
     assert expected.orphan_blobs == gone.blobs > 0
     refill(site, documents)
     for module, name, size in (
-        (verify, "LOADED", 3),
-        (verify, "BATCH", 4),
-        (gc, "BATCH", 4),
-        (verify, "BYTES", 10_000),
-        (verify, "OFF_LOOP", 10_000),
-        (verify, "PATIENCE", 0),
+        (pages, "LOADED", 3),
+        (pages, "BATCH", 4),
+        (pages, "BYTES", 10_000),
+        (values, "OFF_LOOP", 10_000),
+        (walk, "PATIENCE", 0),
     ):
         monkeypatch.setattr(module, name, size)
     again = verified(site)
@@ -257,7 +258,7 @@ def test_threads_with_delta_channels_are_whole(site: Face) -> None:
     assert stored(site) == before
 
 
-def replace_counts(report: verify.Report, **values: int) -> verify.Report:
+def replace_counts(report: Report, **values: int) -> Report:
     """A report with other counts."""
     return replace(report, **values)
 
@@ -902,12 +903,12 @@ def test_leftovers_are_counted_and_removed(
     expected = leave(site, thread)
     full = stored(site)
 
-    assert verified(site, settled=verify.SETTLED).wrong == 0
+    assert verified(site, settled=SETTLED).wrong == 0
     assert collected(site, gc.rule(timedelta(minutes=10))).changed == 0
     assert stored(site) == full
 
     back(site, by=2 * HOUR)
-    report = verified(site, settled=verify.SETTLED)
+    report = verified(site, settled=SETTLED)
     assert report.wrong == 0, report.findings
     assert {name: getattr(report, name) for name in expected} == expected
     assert is_clean(replace(report, **dict.fromkeys(expected, 0))), report
@@ -1019,7 +1020,7 @@ def test_walk_finds_threads_of_which_only_remains_are_left(
     site: Face, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Threads are found once and in order, in whichever collection they have documents."""
-    monkeypatch.setattr(verify, "WINDOW", 7)
+    monkeypatch.setattr(pages, "WINDOW", 7)
     for number in range(12):
         name = f"thread {number:02}"
         line = Line(site, name)
@@ -1031,7 +1032,7 @@ def test_walk_finds_threads_of_which_only_remains_are_left(
                 site.sibling(suffix).delete_many({"thread_id": name})
     expected = sorted({row["thread_id"] for rows in stored(site).values() for row in rows})
     found: list[str] = []
-    while page := run(site, verify.threads(found[-1] if found else None)):
+    while page := run(site, pages.threads(found[-1] if found else None)):
         found += page
     assert found == expected
 
@@ -1402,9 +1403,9 @@ def test_verify_beside_an_operation_in_many_orders(
         thread.order[3:] = []
         plans = [operation(site, replace(thread, order=list(thread.order)))]
         plans.append(putting(site, thread, put))
-        report = verify.Report()
+        report = Report()
         for name in (thread.id, "copy"):
-            plan = verify.thread(surroundings(site), name, report, verify.Options())
+            plan = walk.thread(surroundings(site), name, report, Options())
             plans.append(Stepped(site.another(), plan))
         while alive := [plan for plan in plans if not plan.done]:
             chance.choice(alive).step()

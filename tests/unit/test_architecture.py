@@ -134,6 +134,39 @@ def test_imports_point_one_way(module: str) -> None:
     assert violations(modules()[module].read_text(encoding="utf-8"), module) == []
 
 
+def private(source: str, module: str) -> list[str]:
+    """Names with an underscore that a module takes from others of the package."""
+    ours = {name for name in imports(source, module) if name.startswith("mongosaver.")}
+    owners = {name.rpartition(".")[2] for name in ours}
+    taken = {name for name in ours if name.rpartition(".")[2].startswith("_")}
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Attribute(ast.Name(owner), name) if owner in owners:
+                if name.startswith("_") and not name.endswith("__"):
+                    taken.add(f"{owner}.{name}")
+    return sorted(taken)
+
+
+@pytest.mark.parametrize("module", modules())
+def test_names_with_an_underscore_stay_at_home(module: str) -> None:
+    """A module uses no name of another's that begins with an underscore."""
+    assert private(modules()[module].read_text(encoding="utf-8"), module) == []
+
+
+@pytest.mark.parametrize(
+    ("source", "taken"),
+    [
+        ("from mongosaver.segments import _key as address", ["mongosaver.segments._key"]),
+        ("from mongosaver import codec\ncodec._parts(b'')", ["codec._parts"]),
+        ("from ..segments import address", []),
+        ("from mongosaver._base import runner", []),
+    ],
+)
+def test_the_rule_sees_names_with_an_underscore(source: str, taken: list[str]) -> None:
+    """Private names are found, whether imported or reached through their module."""
+    assert private(source, "plans.verify") == taken
+
+
 def test_no_module_imports_itself_by_way_of_others() -> None:
     """The modules' imports of each other form no circle."""
     files = modules()

@@ -73,9 +73,9 @@ def test_threads_without_blobs_are_told() -> None:
     """The last checkpoint of a thread and namespace decides, for as many as there is room."""
     cache = Cache(size=2)
     for name in "123":
-        cache.put(at("1", name), facts("a"))
+        cache.put(at("1", name), facts("a"), written=True)
     assert [cache.is_inline(at("9", name)) for name in "123"] == [False, True, True]
-    cache.put(at("2", "3"), {"b": Blob("1", b"k", 9, None)})
+    cache.put(at("2", "3"), {"b": Blob("1", b"k", 9, None)}, written=True)
     assert not cache.is_inline(at("1", "3"))
     assert not cache.is_inline(at("1", "2", "other"))
 

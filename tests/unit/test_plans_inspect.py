@@ -10,8 +10,10 @@ from pymongo.errors import OperationFailure
 
 from mongosaver.cli.plain import PlainSerializer
 from mongosaver.errors import ForeignDocument, IdentifierValueError, StateError, UsageError
-from mongosaver.plans import inspect
-from mongosaver.plans.inspect import Change, Task, Value, compare
+from mongosaver.plans.inspect import contents, entries, nodes, sizes
+from mongosaver.plans.inspect.changes import Change, compare
+from mongosaver.plans.inspect.contents import Value
+from mongosaver.plans.inspect.entries import Task
 from mongosaver.schema import Document, Name
 from tests.unit.tables import NOW, Row, broken_off, context, play, refusal
 
@@ -64,18 +66,18 @@ HISTORY: list[Row] = [
 
 def test_a_history_is_three_commands() -> None:
     """Keys, the documents without payloads, and slots of writes."""
-    played = play(inspect.history(CTX, "t", None, 5), *HISTORY)
+    played = play(entries.history(CTX, "t", None, 5), *HISTORY)
     newest, oldest = played.result.entries
     assert (newest.key, newest.parent_key, newest.tasks) == (("", "2"), ("", "1"), ())
     assert (oldest.parent_key, oldest.tasks) == (None, (Task("a", "plan", "wrote", 1),))
     assert not played.result.more
-    broken_off(lambda: inspect.history(CTX, "t", None, 5), HISTORY)
+    broken_off(lambda: entries.history(CTX, "t", None, 5), HISTORY)
 
 
 def test_a_history_is_filled_from_older_ones() -> None:
     """Where some of the keys belong to checkpoints that are gone for readers."""
     played = play(
-        inspect.history(CTX, "t", "", 2),
+        entries.history(CTX, "t", "", 2),
         ("aggregate checkpoints", [key("5"), key("4"), key("3")]),
         ("find checkpoints", [row("4")]),
         ("aggregate checkpoints", [key("2"), key("1")]),
@@ -97,17 +99,17 @@ def test_a_full_page_does_not_tell_whether_there_are_older_ones() -> None:
     ]
     older: list[Row] = [("aggregate checkpoints", [key("2")]), ("find checkpoints", [row("2")])]
     writes: Row = ("find writes", [])
-    assert play(inspect.history(CTX, "t", "", 2), *first, *older, writes).result.more
+    assert play(entries.history(CTX, "t", "", 2), *first, *older, writes).result.more
     none: Row = ("aggregate checkpoints", [])
-    assert not play(inspect.history(CTX, "t", "", 2), *first, none, writes).result.more
+    assert not play(entries.history(CTX, "t", "", 2), *first, none, writes).result.more
 
 
 def test_a_history_of_all_reads_keys_many_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """And documents in batches of checkpoints and of namespaces."""
-    monkeypatch.setattr(inspect, "KEYS", 3)
-    monkeypatch.setattr(inspect, "BATCH", 2)
+    monkeypatch.setattr(entries, "KEYS", 3)
+    monkeypatch.setattr(entries, "BATCH", 2)
     played = play(
-        inspect.history(CTX, "t", None, None),
+        entries.history(CTX, "t", None, None),
         ("aggregate checkpoints", [key("4"), key("3"), key("2")]),
         ("find checkpoints", [row("4"), row("3")]),
         ("find checkpoints", [row("2")]),
@@ -117,8 +119,8 @@ def test_a_history_of_all_reads_keys_many_at_a_time(monkeypatch: pytest.MonkeyPa
         ("find writes", []),
     )
     assert [entry.key[1] for entry in played.result.entries] == ["4", "3", "2", "1"]
-    monkeypatch.setattr(inspect, "SCOPES", 2)
-    spread = list(inspect._conditions("t", [("a", "1"), ("b", "1"), ("c", "1")]))
+    monkeypatch.setattr(entries, "SCOPES", 2)
+    spread = list(entries._conditions("t", [("a", "1"), ("b", "1"), ("c", "1")]))
     assert spread[0]["$or"][1]["checkpoint_ns"] == "b"
     assert spread[1]["checkpoint_ns"] == "c"
 
@@ -126,17 +128,17 @@ def test_a_history_of_all_reads_keys_many_at_a_time(monkeypatch: pytest.MonkeyPa
 def test_a_history_of_nothing_is_an_error() -> None:
     """As is a limit or an id that is none, before anything is asked for."""
     with pytest.raises(StateError, match="thread 't': no checkpoint"):
-        play(inspect.history(CTX, "t", None, 1), ("aggregate checkpoints", []))
-    with pytest.raises(StateError, match="namespace 'a'"):
-        play(inspect.history(CTX, "t", "a", 1), ("aggregate checkpoints", []))
+        play(entries.history(CTX, "t", None, 1), ("aggregate checkpoints", []))
+    with pytest.raises(StateError, match=r"namespace 'a': .*`mongosaver history 't'`"):
+        play(entries.history(CTX, "t", "a", 1), ("aggregate checkpoints", []))
     with pytest.raises(UsageError, match="limit"):
-        play(inspect.history(CTX, "t", None, 0))
+        play(entries.history(CTX, "t", None, 0))
     with pytest.raises(IdentifierValueError):
-        play(inspect.history(CTX, "", None, 1))
+        play(entries.history(CTX, "", None, 1))
     foreign = {"checkpoint_ns": "", "checkpoint_id": "1"}
     with pytest.raises(ForeignDocument):
         play(
-            inspect.history(CTX, "t", None, 1),
+            entries.history(CTX, "t", None, 1),
             ("aggregate checkpoints", [key("1")]),
             ("find checkpoints", [foreign]),
         )
@@ -149,10 +151,10 @@ def test_states_of_tasks() -> None:
         write("1", "b", -3, "__interrupt__"),
         write("1", "c", -3, "__interrupt__"),
         write("1", "c", 0),
-        write("1", inspect._NO_TASK, -4, "__resume__"),
+        write("1", nodes.NO_TASK, -4, "__resume__"),
     ]
     played = play(
-        inspect.history(CTX, "t", None, 1),
+        entries.history(CTX, "t", None, 1),
         ("aggregate checkpoints", [key("1")]),
         ("find checkpoints", [row("1")]),
         ("find writes", slots),
@@ -180,14 +182,14 @@ def test_states_of_tasks() -> None:
 )
 def test_nodes_of_tasks(path: str, name: str) -> None:
     """The path has the node, or the number of a send that has it."""
-    assert inspect.name_of(path, ["first", "work"]) == name
+    assert nodes.name_of(path, ["first", "work"]) == name
 
 
 def test_nodes_of_sends_are_read_from_their_channel() -> None:
     """Only of checkpoints that have it, and only that channel."""
     sends = ormsgpack_sends("work", "rest")
     played = play(
-        inspect.history(CTX, "t", None, 2),
+        entries.history(CTX, "t", None, 2),
         ("aggregate checkpoints", [key("2"), key("1")]),
         ("find checkpoints", [row("2", inline=[{"c": "__pregel_tasks"}]), row("1")]),
         ("find checkpoints", [row("2", inline=[{"c": "__pregel_tasks", **sends}])]),
@@ -225,7 +227,7 @@ def test_who_started_a_subgraph(metadata: Any, started_by: Any) -> None:
         "metadata": data,
     }
     played = play(
-        inspect.history(CTX, "t", None, None),
+        entries.history(CTX, "t", None, None),
         ("aggregate checkpoints", [key("3", "sub:a"), key("2"), key("1")]),
         ("find checkpoints", [row("3", ns="sub:a"), row("2"), row("1")]),
         ("find writes", [write("2", "a")]),
@@ -240,31 +242,31 @@ def test_who_started_a_subgraph(metadata: Any, started_by: Any) -> None:
 def test_the_newest_is_the_root_graphs() -> None:
     """Or of all namespaces, where there is no root graph."""
     root: Row = ("find checkpoints", [row("2")])
-    assert play(inspect.find(CTX, "t", None, None), root).result == ("", "2")
+    assert play(entries.find(CTX, "t", None, None), root).result == ("", "2")
     elsewhere: list[Row] = [
         ("find checkpoints", []),
         ("aggregate checkpoints", [key("1", "sub")]),
         ("find checkpoints", [row("1", "0", ns="sub")]),
         ("find writes", []),
     ]
-    assert play(inspect.find(CTX, "t", None, None), *elsewhere).result == ("sub", "1")
-    broken_off(lambda: inspect.find(CTX, "t", None, None), elsewhere)
+    assert play(entries.find(CTX, "t", None, None), *elsewhere).result == ("sub", "1")
+    broken_off(lambda: entries.find(CTX, "t", None, None), elsewhere)
     with pytest.raises(StateError, match="namespace 'sub'"):
-        play(inspect.find(CTX, "t", "sub", None), ("find checkpoints", []))
+        play(entries.find(CTX, "t", "sub", None), ("find checkpoints", []))
 
 
 def test_an_id_is_found_exactly_or_by_its_beginning() -> None:
     """Exactly first; several are an error that names some."""
     exact: Row = ("find checkpoints", [row("12", ns="sub"), row("12")])
-    assert play(inspect.find(CTX, "t", None, "12"), exact).result == ("", "12")
+    assert play(entries.find(CTX, "t", None, "12"), exact).result == ("", "12")
     none: Row = ("find checkpoints", [])
     begins: Row = ("find checkpoints", [row("12", ns="sub")])
-    assert play(inspect.find(CTX, "t", "sub", "1"), none, begins).result == ("sub", "12")
+    assert play(entries.find(CTX, "t", "sub", "1"), none, begins).result == ("sub", "12")
     with pytest.raises(StateError, match="begins with, '1'"):
-        play(inspect.find(CTX, "t", None, "1"), none, none)
+        play(entries.find(CTX, "t", None, "1"), none, none)
     many: Row = ("find checkpoints", [row(f"1{n}") for n in range(6)])
-    with pytest.raises(UsageError, match=r"'14' of namespace '', \.\.\.\. Give more"):
-        play(inspect.find(CTX, "t", None, "1"), none, many)
+    with pytest.raises(UsageError, match=r"'14' of namespace '' and others\. Give more"):
+        play(entries.find(CTX, "t", None, "1"), none, many)
 
 
 def whole(id_: str = "1", versions: Any = None, seen: Any = None, **more: Any) -> Document:
@@ -283,10 +285,40 @@ def inline(channel: str, value: Any = None) -> Document:
     return {"c": channel, "t": type_, "d": data}
 
 
+@pytest.mark.parametrize(
+    ("counts", "told"),
+    [
+        ([2, 3], "rebuilt from the writes of 2 checkpoints since"),
+        ([1, 1], "rebuilt from the writes of 1 checkpoint since"),
+        ([0, 2], "rebuilt from the writes of 0 checkpoints since"),
+        ("odd", "rebuilt from writes"),
+    ],
+)
+def test_a_channel_that_is_rebuilt_is_there(counts: Any, told: str) -> None:
+    """Where LangGraph counts its writes and no value is stored; not where it was never written."""
+    counters = {"items": counts, "stored": [1, 1], "never": [0, 5]}
+    type_, data = SERDE.dumps_typed({"counters_since_delta_snapshot": counters})
+    document = whole(
+        versions={"items": "3", "stored": "2", "trigger": "1"},
+        inline=[inline("stored", 1)],
+        metadata_type=type_,
+        metadata=data,
+    )
+    rows: list[Row] = [("find checkpoints", [document]), ("find writes", [])]
+    values = play(contents.show(CTX, "t", ("", "1")), *rows).result.values
+    assert [(each.channel, each.form) for each in values.values()] == [
+        ("items", "rebuilt"),
+        ("stored", "inline"),
+    ]
+    assert values["items"].version == "3"
+    assert told in str(values["items"].problem)
+    assert compare(values, values) == []
+
+
 def nexts(document: Document, *writes: Document) -> list[tuple[str, str, str]]:
     """What is to run on a checkpoint."""
     rows = [("find checkpoints", [document]), ("find writes", list(writes))]
-    shown = play(inspect.show(CTX, "t", ("", "1")), *rows).result
+    shown = play(contents.show(CTX, "t", ("", "1")), *rows).result
     return [(each.node, each.because, each.state) for each in shown.next]
 
 
@@ -337,7 +369,7 @@ def test_sends_of_an_early_checkpoint_are_with_its_parent() -> None:
     type_, data = SERDE.dumps_typed(Send("work", 1))
     queued = write("0", "a", 0, "__pregel_tasks", format=1, part=0, type=type_, data=data)
     shown = play(
-        inspect.show(CTX, "t", ("", "1")),
+        contents.show(CTX, "t", ("", "1")),
         ("find checkpoints", [whole(v=2, parent_checkpoint_id="0")]),
         ("find writes", [queued]),
         ("find writes", []),
@@ -349,9 +381,9 @@ def test_an_encrypted_checkpoint_does_not_tell_what_comes_next() -> None:
     """And what is not known is not empty."""
     document = whole(type="msgpack+aes", checkpoint=b"secret", inline=[inline("branch:to:a")])
     rows: list[Row] = [("find checkpoints", [document]), ("find writes", [])]
-    shown = play(inspect.show(CTX, "t", ("", "1")), *rows).result
+    shown = play(contents.show(CTX, "t", ("", "1")), *rows).result
     assert (shown.next, shown.complete) == ((), False)
-    broken_off(lambda: inspect.show(CTX, "t", ("", "1")), rows)
+    broken_off(lambda: contents.show(CTX, "t", ("", "1")), rows)
 
 
 def test_a_write_without_all_its_parts() -> None:
@@ -359,7 +391,7 @@ def test_a_write_without_all_its_parts() -> None:
     first = full_write("a", 0, "log", "")
     rows = [{**first, "parts": [7]}, {**first, "task_id": "b", "part": 7}]
     shown = play(
-        inspect.show(CTX, "t", ("", "1")),
+        contents.show(CTX, "t", ("", "1")),
         ("find checkpoints", [whole()]),
         ("find writes", rows),
     ).result
@@ -375,7 +407,7 @@ def test_missing_blobs_are_told() -> None:
         {"c": "large", "k": b"l", "size": 2**40},
     ]
     shown = play(
-        inspect.show(CTX, "t", ("", "1")),
+        contents.show(CTX, "t", ("", "1")),
         ("find checkpoints", [whole(blobs=blobs)]),
         ("find blobs", [head]),
         ("find blobs", []),
@@ -388,7 +420,7 @@ def test_missing_blobs_are_told() -> None:
         "segment": "blob 73 is missing",
     }
     with pytest.raises(StateError, match="no checkpoint"):
-        play(inspect.show(CTX, "t", ("", "1")), ("find checkpoints", []))
+        play(contents.show(CTX, "t", ("", "1")), ("find checkpoints", []))
 
 
 # --- two checkpoints
@@ -449,13 +481,13 @@ def test_an_overview_reads_no_document() -> None:
         ("aggregate checkpoints", [{"threads": 2}]),
         ("aggregate checkpoints", [{"_id": "t", "count": 2}]),
     ]
-    told = play(inspect.overview(), *rows).result
-    assert told.collections[Name.CHECKPOINTS] == inspect.CollectionSize(3, 30, 16, 8)
-    assert told.collections[list(Name)[-1]] == inspect.CollectionSize()
+    told = play(sizes.overview(), *rows).result
+    assert told.collections[Name.CHECKPOINTS] == sizes.CollectionSize(3, 30, 16, 8)
+    assert told.collections[list(Name)[-1]] == sizes.CollectionSize()
     assert (told.threads, told.longest) == (2, (("t", 2),))
     with pytest.raises(OperationFailure):
-        play(inspect.overview(), ("aggregate checkpoints", refusal(13)))
-    broken_off(inspect.overview, [row for row in rows if not isinstance(row[1], Exception)][:2])
+        play(sizes.overview(), ("aggregate checkpoints", refusal(13)))
+    broken_off(sizes.overview, [row for row in rows if not isinstance(row[1], Exception)][:2])
 
 
 def test_a_sample_is_read_by_keys() -> None:
@@ -466,12 +498,12 @@ def test_a_sample_is_read_by_keys() -> None:
         ("find checkpoints", [{"bytes": 1}]),
         ("find checkpoints", [{"bytes": 3}]),
     ]
-    taken = play(inspect.sample(100, 1_000), *rows).result
+    taken = play(sizes.sample(100, 1_000), *rows).result
     assert (taken.count, taken.mean, taken.error) == (2, 2, 1)
-    broken_off(lambda: inspect.sample(100, 1_000), rows)
+    broken_off(lambda: sizes.sample(100, 1_000), rows)
     one: Row = ("find checkpoints", [{"bytes": 5}])
-    assert play(inspect.sample(100, 1), one).result == inspect.Sample(1, 5, 0)
-    assert play(inspect.sample(1, 9), ("aggregate checkpoints", [])).result == inspect.Sample()
+    assert play(sizes.sample(100, 1), one).result == sizes.Sample(1, 5, 0)
+    assert play(sizes.sample(1, 9), ("aggregate checkpoints", [])).result == sizes.Sample()
 
 
 def test_sizes_are_added_up_in_ranges_of_threads() -> None:
@@ -482,11 +514,11 @@ def test_sizes_are_added_up_in_ranges_of_threads() -> None:
         ("aggregate writes", [{"_id": "b", "stored": 1}]),
         ("aggregate blobs", []),
     ]
-    walk = play(inspect.add_up(inspect.Walk(top=1)), *first).result
+    walk = play(sizes.add_up(sizes.Walk(top=1)), *first).result
     assert (walk.after, walk.done, walk.threads, walk.stored, walk.whole) == ("b", False, 2, 11, 18)
-    assert walk.largest == (inspect.ThreadSize("b", 1, 6, 9),)
+    assert walk.largest == (sizes.ThreadSize("b", 1, 6, 9),)
     played = play(
-        inspect.add_up(walk),
+        sizes.add_up(walk),
         ("aggregate checkpoints", []),
         ("aggregate checkpoints", []),
         ("aggregate writes", [{"_id": "c", "stored": 100}]),
@@ -495,12 +527,12 @@ def test_sizes_are_added_up_in_ranges_of_threads() -> None:
     assert (played.result.done, played.result.largest[0].thread_id) == (True, "c")
     asked: Any = played.ops[1]
     assert asked.pipeline[0] == {"$match": {"thread_id": {"$gt": "b"}}}
-    broken_off(lambda: inspect.add_up(inspect.Walk()), first)
+    broken_off(lambda: sizes.add_up(sizes.Walk()), first)
 
 
 def test_what_expires_is_alive_until_then() -> None:
     """The condition is the one that a saver reads by."""
-    played = play(inspect.find(CTX, "t", None, None), ("find checkpoints", [row("1")]))
+    played = play(entries.find(CTX, "t", None, None), ("find checkpoints", [row("1")]))
     asked: Any = played.ops[0]
     assert asked.filter["expires_at"] == {"$not": {"$lte": NOW}}
     assert asked.filter["deleted_at"] is None

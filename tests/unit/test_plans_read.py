@@ -100,16 +100,32 @@ def inline_thread() -> tuple[Thread, Shared]:
     small = Thread()
     small.put("1", {"note": "first"})
     shared = Shared()
-    shared.cache.put(Address("t", "n", "1"), small.facts["1"])
+    shared.cache.put(Address("t", "n", "1"), small.facts["1"], written=True)
     return small, shared
 
 
-def test_a_small_thread_that_grew_is_read_in_one_command(thread: Thread) -> None:
-    """What somebody else has moved to blobs meanwhile comes along."""
-    _, shared = inline_thread()
+def test_a_small_thread_of_its_own_is_read_without_looking_for_blobs() -> None:
+    """Where the last checkpoint had its values inside, only writes are looked up."""
+    small, shared = inline_thread()
+    row = small.row("1", lookups=False)
     for _ in range(2):
-        played = play(reading(shared), ("aggregate checkpoints", [thread.row("2")]))
-        assert values(played.result)["chat"] == [*LONG, "x" * 5_000]
+        played = play(reading(shared), ("aggregate checkpoints", [row]))
+        assert values(played.result) == {"note": "first"}
+        assert stages(played).count("$lookup") == 1
+
+
+def test_a_small_thread_that_grew_is_completed_by_finds(thread: Thread) -> None:
+    """What the saver did not expect is read after all, and comes at once the next time."""
+    _, shared = inline_thread()
+    played = play(
+        reading(shared),
+        ("aggregate checkpoints", [thread.row("2", lookups=False)]),
+        ("find blobs", thread.heads("2")),
+        ("find blobs", thread.chains("2")),
+    )
+    assert values(played.result)["chat"] == [*LONG, "x" * 5_000]
+    again = play(reading(shared), ("aggregate checkpoints", [thread.row("2")]))
+    assert stages(again).count("$lookup") == 3
 
 
 # --- values in memory

@@ -10,7 +10,11 @@ import pytest
 
 from mongosaver import IdentifierTypeError
 from mongosaver.ops import Aggregate, Compute, Find, Sleep
-from mongosaver.plans import verify
+from mongosaver.plans import pages, shapes
+from mongosaver.plans.outline import Outline
+from mongosaver.plans.verify import walk
+from mongosaver.plans.verify.looks import items_of
+from mongosaver.plans.verify.report import Options, Report
 from tests.unit.stored import LONG, Thread, items
 from tests.unit.tables import NOW, RUN, Row, broken_off, context, play, words
 
@@ -46,14 +50,14 @@ def looks(thread: Thread) -> list[Row]:
     return rows
 
 
-def looking(report: verify.Report, **options: Any) -> Any:
+def looking(report: Report, **options: Any) -> Any:
     """Returns the plan."""
-    return verify.thread(context(), "t", report, verify.Options(**options))
+    return walk.thread(context(), "t", report, Options(**options))
 
 
 def test_whole_thread_is_read_once() -> None:
     """Checkpoints, what they name, payloads, data and writes: each once, and nothing is found."""
-    thread, report = grown(), verify.Report()
+    thread, report = grown(), Report()
     played = play(looking(report), *looks(thread))
     assert all(isinstance(op, Find) for op in played.ops)
     assert (report.wrong, report.checkpoints, report.blobs) == (0, 2, len(thread.blobs))
@@ -62,7 +66,7 @@ def test_whole_thread_is_read_once() -> None:
 
 def test_without_data_no_data_is_asked_for() -> None:
     """Neither payloads nor segments are read where only names are looked at."""
-    thread, report = grown(), verify.Report()
+    thread, report = grown(), Report()
     rows = looks(thread)
     played = play(looking(report, data=False), *rows[:3], *rows[6:])
     for op in played.ops:
@@ -75,12 +79,12 @@ def test_without_data_no_data_is_asked_for() -> None:
 def test_broken_off() -> None:
     """What the plan cannot understand passes through it, at each operation."""
     thread = grown()
-    broken_off(lambda: looking(verify.Report()), looks(thread))
+    broken_off(lambda: looking(Report()), looks(thread))
 
 
 def test_blob_that_comes_between_two_looks_is_no_finding() -> None:
     """What is missing is waited for and looked at once more, from the start."""
-    thread, report = grown(), verify.Report()
+    thread, report = grown(), Report()
     first = looks(thread)
     late = thread.heads("2")[0]
     heads = [head for head in thread.heads("2", "1") if head is not late]
@@ -112,7 +116,7 @@ def test_blob_that_comes_between_two_looks_is_no_finding() -> None:
 @pytest.mark.parametrize("how", ["gone", "marked", "expired"])
 def test_checkpoint_that_goes_between_two_looks_is_no_finding(how: str) -> None:
     """A thread that is deleted while it is looked at is not taken for damaged."""
-    thread, report = grown(), verify.Report()
+    thread, report = grown(), Report()
     first = looks(thread)
     change = {"marked": {"deleted_at": NOW}, "expired": {"expires_at": NOW}}.get(how)
     again = [{**row, **change} for row in first[0][1]] if change else []
@@ -130,7 +134,7 @@ def test_checkpoint_that_goes_between_two_looks_is_no_finding(how: str) -> None:
 
 def test_value_that_goes_before_it_is_loaded_is_no_finding() -> None:
     """What was whole, and is gone when it is to be loaded, was deleted meanwhile."""
-    thread, report = grown(), verify.Report()
+    thread, report = grown(), Report()
     rows = looks(thread)
     rows[5] = ("find blobs", [])
     play(looking(report), *rows)
@@ -139,7 +143,7 @@ def test_value_that_goes_before_it_is_loaded_is_no_finding() -> None:
 
 def test_large_values_are_hashed_and_loaded_off_the_loop() -> None:
     """What is large is computed by an operation of its own."""
-    thread, report = Thread(), verify.Report()
+    thread, report = Thread(), Report()
     thread.put("1", {"list": items(4_000)})
     thread.checkpoints["1"]["_id"] = 1
     heads, chains = thread.heads("1"), thread.chains("1")
@@ -167,9 +171,9 @@ def test_large_values_are_hashed_and_loaded_off_the_loop() -> None:
 
 def test_threads_after_the_end_of_a_full_window_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     """A collection whose window is full may have more of what the others do not reach."""
-    monkeypatch.setattr(verify, "WINDOW", 3)
+    monkeypatch.setattr(pages, "WINDOW", 3)
     played = play(
-        verify.threads("a"),
+        pages.threads("a"),
         ("aggregate checkpoints", [{"_id": "b", "count": 1}, {"_id": "c", "count": 2}]),
         ("aggregate writes", [{"_id": "d", "count": 1}]),
         ("aggregate blobs", [{"_id": "b", "count": 2}]),
@@ -182,12 +186,12 @@ def test_threads_after_the_end_of_a_full_window_wait(monkeypatch: pytest.MonkeyP
 
 def test_threads_that_are_wanted_are_checked_and_sorted() -> None:
     """Ids are text, in order, each once; None means all."""
-    assert verify.wanted(None) is None
-    assert verify.wanted(["b", 1, "b"]) == ["1", "b"]
+    assert pages.wanted(None) is None
+    assert pages.wanted(["b", 1, "b"]) == ["1", "b"]
     with pytest.raises(IdentifierTypeError):
-        verify.wanted("thread")
+        pages.wanted("thread")
     with pytest.raises(IdentifierTypeError):
-        verify.wanted([None])
+        pages.wanted([None])
 
 
 # --- shapes ------------------------------------------------------------------------------------
@@ -211,9 +215,9 @@ def test_threads_that_are_wanted_are_checked_and_sorted() -> None:
 def test_shape_of_a_checkpoint(change: Callable[[Document], Any], kind: str, text: str) -> None:
     """What a checkpoint's document must have is looked at before it is used."""
     row = grown().checkpoints["2"]
-    assert verify.outline_problem(row) is None
+    assert shapes.outline_problem(row) is None
     change(row)
-    problem = verify.outline_problem(row)
+    problem = shapes.outline_problem(row)
     assert problem is not None
     assert problem.kind == kind
     assert text in problem.text
@@ -240,20 +244,20 @@ def test_shape_of_a_checkpoint(change: Callable[[Document], Any], kind: str, tex
 )
 def test_items_of_a_container(head: bytes, count: int | None) -> None:
     """A container's header tells how many objects follow it."""
-    assert verify._items(head) == count
+    assert items_of(head) == count
 
 
 def test_numbers_and_keys_that_are_none_are_passed_over() -> None:
     """Lists in documents hold what they may hold, or it does not count."""
-    assert verify.parts_of({"parts": [1, "2", None, 3]}) == [1, 3]
-    assert verify.parts_of({"parts": 1}) == verify.parts_of({}) == []
-    assert list(verify.chain_of({"chain": [b"a", "b", {}]})) == [b"a"]
-    assert list(verify.chain_of({"chain": b"a"})) == []
+    assert shapes.parts_of({"parts": [1, "2", None, 3]}) == [1, 3]
+    assert shapes.parts_of({"parts": 1}) == shapes.parts_of({}) == []
+    assert list(shapes.chain_of({"chain": [b"a", "b", {}]})) == [b"a"]
+    assert list(shapes.chain_of({"chain": b"a"})) == []
 
 
 def test_outline_tells_who_has_lost_an_ancestor() -> None:
     """Lost is who comes to a gap on the way to the root; a circle is none."""
-    outline = verify.Outline()
+    outline = Outline()
     for name, parent in (("1", None), ("2", "1"), ("4", "3"), ("5", "4"), ("8", "9"), ("9", "8")):
         row = {"checkpoint_ns": "", "checkpoint_id": name, "parent_checkpoint_id": parent}
         outline.add({**row, "created_at": NOW}, hidden=name == "2")
@@ -265,7 +269,7 @@ def test_outline_tells_who_has_lost_an_ancestor() -> None:
 def test_age_is_the_later_of_two_dates() -> None:
     """A document is as young as it was needed last; without a date it is as old as is said."""
     hour = timedelta(hours=1)
-    assert verify.age_of({"created_at": NOW - hour, "touched_at": NOW}, NOW - 2 * hour) == NOW
-    assert verify.age_of({"created_at": NOW}, NOW - hour) == NOW
-    assert verify.age_of({}, NOW - hour) == NOW - hour
+    assert shapes.age_of({"created_at": NOW - hour, "touched_at": NOW}, NOW - 2 * hour) == NOW
+    assert shapes.age_of({"created_at": NOW}, NOW - hour) == NOW
+    assert shapes.age_of({}, NOW - hour) == NOW - hour
     assert words(Sleep(1)) == "sleep"
