@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 import socket
-import uuid
 from datetime import datetime, timedelta, timezone
 from importlib.metadata import version
 from typing import Any
@@ -65,7 +64,8 @@ class BaseSaver(BaseCheckpointSaver[str]):
 def runner(collection: Any) -> Runner:
     """This process, as one that may migrate a collection and its siblings."""
     return Runner(
-        uuid.uuid4().hex,
+        # Not uuid4: tests of graphs replace that by a sequence of their own.
+        os.urandom(16).hex(),
         socket.gethostname(),
         os.getpid(),
         version("mongosaver"),

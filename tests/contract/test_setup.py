@@ -348,3 +348,18 @@ def test_every_document_has_the_format(mongo_face: Face, thread: str) -> None:
     put_one(mongo_face, thread)
     for suffix in UNIQUE:
         assert {d["format"] for d in mongo_face.sibling(suffix).find()} == {1}
+
+
+def test_the_first_write_takes_no_random_uuid(
+    mongo_face: Face, thread: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tests of graphs replace `uuid4` by a sequence of their own, which nobody else may use up."""
+    mongo_face.get_tuple(config(thread))  # PyMongo takes one for each of its sessions
+    line = Line(mongo_face.another(), thread)
+
+    def taken() -> None:
+        raise AssertionError("uuid4 was called")
+
+    monkeypatch.setattr("uuid.uuid4", taken)
+    line.put({"n": 1})
+    assert mongo_face.another().get_tuple(config(thread)) is not None
