@@ -139,7 +139,7 @@ def _expected(ctx: Context, at: Address) -> Expected | None:
     if ctx.shared.cache.is_inline(at):
         return Expected({}, [])
     expected = ctx.shared.cache.expected(at, ctx.now)
-    return expected if expected is not None and len(expected.keys) <= MANY_KEYS else None
+    return expected if expected is not None and 0 < len(expected.keys) <= MANY_KEYS else None
 
 
 def pipeline(at: Address, where: Document, expected: Expected | None) -> list[Document]:
