@@ -236,6 +236,8 @@ def _sources(source: str | None) -> tuple[Source, ...]:
 def _acquire(
     request: _Request, sources: Sequence[Source], stack: contextlib.ExitStack
 ) -> MongoServer:
+    if request.port and _is_taken(request.port):
+        raise NoServerError(f"port {request.port} is taken")
     refusals: list[tuple[Source, _Unavailable]] = []
     for source in sources:
         notes = tuple(f"{s}: {why}" for s, why in refusals if not isinstance(why, _Absent))
@@ -254,6 +256,16 @@ def _acquire(
     reasons = "; ".join(f"{source}: {why}" for source, why in refusals)
     logs = "".join(f"\n{source}:\n{why.log}" for source, why in refusals if why.log)
     raise NoServerError(f"{found} ({reasons}){logs}")
+
+
+def _is_taken(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return True
+    return False
 
 
 # --- environment ----------------------------------------------------------------------------------

@@ -45,6 +45,12 @@ class Local:
         return self.process.returncode, said
 
 
+@pytest.fixture
+def any_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container keeps no data in a directory, so that Docker alone will not do."""
+    monkeypatch.delenv("MONGOSAVER_TEST_SOURCE", raising=False)
+
+
 @contextmanager
 def running(*arguments: str) -> Iterator[Local]:
     """Runs `mongosaver local`, and stops it if the test has not."""
@@ -87,6 +93,7 @@ def test_a_throwaway_server(number: int) -> None:
         assert is_away(server.line)
 
 
+@pytest.mark.usefixtures("any_source")
 def test_a_server_that_keeps_its_data(tmp_path: Path) -> None:
     """With a directory the data and the port stay, also as another topology or at another port."""
     kept = tmp_path / "some" / "data"
@@ -121,6 +128,7 @@ def free_port() -> int:
         return port
 
 
+@pytest.mark.usefixtures("any_source")
 def test_a_directory_or_a_port_in_use(tmp_path: Path, run: Run) -> None:
     """A second server in the same place is a failure that says which place."""
     with running("--data-dir", str(tmp_path)) as first:
@@ -132,6 +140,7 @@ def test_a_directory_or_a_port_in_use(tmp_path: Path, run: Run) -> None:
         assert (done.code, done.err) == (Code.FAILED, f"mongosaver: port {port} is taken\n")
 
 
+@pytest.mark.usefixtures("any_source")
 def test_a_server_that_was_killed_loses_nothing(tmp_path: Path) -> None:
     """Also where the command was killed outright, the data are there the next time."""
     with running("--data-dir", str(tmp_path)) as first:
