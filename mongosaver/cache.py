@@ -75,7 +75,7 @@ class Values:
     and a read asks whether the blobs are there instead of fetching them.
     """
 
-    def __init__(self, size: int = 8 * RECALLED) -> None:
+    def __init__(self, size: int = 16 * RECALLED) -> None:
         self._size = size
         self._lock = threading.Lock()
         self._values: OrderedDict[bytes, Value] = OrderedDict()

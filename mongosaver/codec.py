@@ -65,7 +65,7 @@ _ALWAYS_SEARCHABLE: Final = frozenset({"source", "step", "run_id"})
 _SEARCH_VALUE: Final = 512
 _SEARCH_BUDGET: Final = 8 * 1024
 _ANY_KEY: Final = "*"
-RECALLED: Final = 4 * 1024 * 1024
+RECALLED: Final = 1024 * 1024
 """Values up to this many bytes may be kept in memory."""
 
 Version = str | int | float | None

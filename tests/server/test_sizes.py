@@ -420,9 +420,6 @@ def test_missing_parts_are_an_error(
     at = Line(face, thread).put({"messages": messages(size * MB), "whole": 1})
     face.put_writes(at, [("write", messages(10 * MB))], "task")
     damage(face)
-    if damage is _shorten_segment:
-        # That a blob is there is asked each time; its bytes, by whoever does not have them.
-        face = face.another()
     reads: list[Callable[[], Any]] = [
         lambda: face.get_tuple(at),
         lambda: face.get_tuple(config(thread)),
